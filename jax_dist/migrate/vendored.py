@@ -5,6 +5,7 @@ beside the scripts of a folder.
 """
 
 import ast
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -31,14 +32,14 @@ def home_of(module: Module) -> Home:
     folder = os.path.dirname(path)
     top = _package_by_files(folder)
     if path.endswith(".ipynb"):
-        return _in(folder, "")
+        return _home_in(folder, "")
     if top and any(node.level for node in module.nodes(ast.ImportFrom)):
         depth = os.path.relpath(folder, top)
-        return _in(top, "." * (1 if depth == os.curdir else 2 + depth.count(os.sep)))
+        return _home_in(top, "." * (1 if depth == os.curdir else 2 + depth.count(os.sep)))
     package = _package_by_imports(module, folder)
     if not package and top and not _is_script(module):
         package = top
-    return _in(package, f"{os.path.basename(package)}.") if package else _in(folder, "")
+    return _home_in(package, f"{os.path.basename(package)}.") if package else _home_in(folder, "")
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
@@ -89,20 +90,17 @@ def _is_script(module: Module) -> bool:
     )
 
 
-def _in(folder: str, prefix: str) -> Home:
-    name = _name_in(folder)
-    return Home(os.path.join(folder, f"{name}.py"), f"{prefix}{name}")
+def _home_in(folder: str, prefix: str) -> Home:
+    """Return the home in a folder: the first name there that only a copy has, or none.
 
-
-def _name_in(folder: str) -> str:
-    """Return the first name that nothing has there but a copy."""
+    `prefix` is what imports put before the name: "", "pkg." or dots.
+    """
     for name in MODULE_NAMES:
-        path = os.path.join(folder, f"{name}.py")
-        if not os.path.exists(path) and not os.path.isdir(path.removesuffix(".py")):
-            return name
-        try:
-            if _MARK in Path(path).read_text(encoding="utf-8")[:200]:
-                return name
-        except (OSError, ValueError):
-            continue
-    return MODULE_NAMES[-1]
+        path = Path(folder, f"{name}.py")
+        home = Home(str(path), f"{prefix}{name}")
+        if not path.exists() and not path.with_suffix("").is_dir():
+            return home
+        with contextlib.suppress(OSError, ValueError):  # it cannot be read, so it is no copy
+            if _MARK in path.read_text(encoding="utf-8")[:200]:
+                return home
+    return Home(os.path.join(folder, f"{MODULE_NAMES[-1]}.py"), f"{prefix}{MODULE_NAMES[-1]}")

@@ -168,15 +168,9 @@ def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
 def _judge_call(
     verdict: Verdict, number: int, old: Call, new: Call | None, *, is_first: bool, may_round: bool
 ) -> None:
-    """Add one call to the verdict on its place.
+    """Add a call, the `number`-th of its process, to the verdict on its place.
 
-    Args:
-      verdict: is changed.
-      number: of the call in its process, from 0.
-      old: the call in the old run.
-      new: the same call in the new run; None if that run made fewer calls.
-      is_first: whether no place differed in an earlier call.
-      may_round: allow rounding errors.
+    `new` is None if the new run made fewer calls; `is_first` says that no call before differed.
     """
     verdict.name = verdict.name or old.name
     verdict.calls += 1
@@ -261,7 +255,7 @@ def _is_close(old: Leaf, new: Leaf, number: int) -> bool:
 def _amount(old: Leaf, new: Leaf) -> str:
     """Return by how much two arrays differ: " by up to 14, 8 times what it was".
 
-    It is "" if they are equal, or if one was not kept. The factor is the median over all elements.
+    It is "" if they are equal or not kept. The factor is the median over all elements.
     """
     import numpy as np
 

@@ -52,9 +52,7 @@ class Call:
     given: Sequence[Leaf]  # the arguments
     returned: Sequence[Leaf]
     raised: str  # "ValueError: ..."; "" if it returned
-    # If the new step was also run alone on the old arguments: under "text", how it differs ("" if
-    # it does not), and under "reason", why, if that is known.
-    replay: Mapping[str, str] | None = None
+    replay: Mapping[str, str] | None = None  # {"text": how a replay differs, or "", "reason": why}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,8 +122,7 @@ def run_recorded(
       devices: how many CPU devices are simulated.
       timeout: seconds after which the command is stopped; None: never.
       written: by path, the lines of the calls of jax.jit that a migration wrote.
-      replayed: the folder with the records of the old program, on whose arguments the steps that
-        were written are replayed; "": there are no replays.
+      replayed: the folder of the old program's records, for replays of the steps; "": none.
       kept: the folder for the records of this run; None: they are not kept.
       progress: is called with a text, `title` and the seconds so far.
       title: what runs.

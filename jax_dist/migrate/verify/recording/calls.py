@@ -1,7 +1,7 @@
 """Records each call of each mapped function: its arguments and results, as digests and values.
 
-One folder for each process; one line for each call, and one .npz beside it with the values of
-arrays that are not too large.
+Each process has a folder. In it, `calls.jsonl` has one line for each call, and `NUMBER.npz` holds
+the arrays of that call that are not too large.
 """
 
 import functools
@@ -17,8 +17,9 @@ from typing import Any
 
 from . import replays
 
-_MOST = 1 << 20  # bytes of an array whose values are kept; of larger ones only digests are
-_PUT_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")
+_MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
+VENDORED = ("_mapped", "_mapped_devices", "_mapped_over_devices")  # names of the vendored module
+_VENDORED_FILES = tuple(f"{name}.py" for name in VENDORED)
 
 
 def install(
@@ -28,16 +29,21 @@ def install(
     written: Mapping[str, Sequence[Sequence[int]]],
     replayed: str,
 ) -> None:
-    """Record the functions that jax.pmap, jax_dist.pmap, `mapped` and written jits make."""
+    """Record the calls of functions that jax.pmap, jax_dist.pmap, `mapped` and written jits make.
+
+    The arguments are those of `start`; `folder` is its `records`, with a folder for each process.
+    """
     recorder = _Recorder(folder, tree, written, replayed)
     at_import("jax", lambda jax: recorder.replace(jax, "pmap"))
     at_import("jax", recorder.replace_jit)
     at_import("jax_dist", lambda jax_dist: recorder.replace(jax_dist, "pmap"))
-    for name in _PUT_NAMES:
+    for name in VENDORED:
         at_import(name, lambda module: recorder.replace(module, "mapped"))
 
 
 class _Recorder:
+    """Makes functions of which each call is recorded, and writes the records of this process."""
+
     def __init__(
         self,
         folder: str,
@@ -47,15 +53,15 @@ class _Recorder:
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: replays.Records | None = None
-        self._calls: dict[tuple[str, int], int] = {}  # by place
+        self._old: replays.Records | None = None  # if `replayed`: of the process of this rank
+        self._calls_at: dict[tuple[str, int], int] = {}  # their number, by path and line
         self._file: Any = None
-        self._process = 0
-        self._count = 0
-        self._is_inside = False  # a mapped call of a mapped call is not the program's
+        self._process = 0  # that opened the file: a forked process opens its own
+        self._count = 0  # of all calls
+        self._is_inside = False  # a recorded call is active: calls within it are not recorded
 
     def replace(self, module: Any, name: str) -> None:
-        """Replace a mapping function by one that makes recorded functions."""
+        """Replace a mapping function of a module, as pmap, by one that makes recorded functions."""
         make = getattr(module, name, None)
         if make is None:
             return
@@ -69,38 +75,49 @@ class _Recorder:
         setattr(module, name, mapping)
 
     def replace_jit(self, jax: Any) -> None:
-        """Record the jits at lines that a migration wrote."""
+        """Replace jax.jit by one that makes recorded functions at the lines a migration wrote."""
+        if not self._written:
+            return
         plain = jax.jit
 
         @functools.wraps(plain)
         def jit(*args: Any, **kwargs: Any) -> Any:
             result = plain(*args, **kwargs)
             place = self._place()
-            if place is None or not args or not self._is_written(*place):
+            if place is None or not args:
+                return result
+            path, line = place
+            if not any(start <= line <= end for start, end in self._written.get(path, ())):
                 return result
             recorded = _Recorded(self, result, args[0], *place)
             if "in_shardings" in kwargs:
                 recorded.__dict__["step"] = args[0], kwargs
             return recorded
 
-        if self._written:
-            jax.jit = jit
-
-    def _is_written(self, path: str, line: int) -> bool:
-        return any(start <= line <= end for start, end in self._written.get(path, ()))
+        jax.jit = jit
 
     def _place(self) -> tuple[str, int] | None:
-        """Return the file of the tree, and the line, that asks for a mapped function."""
+        """Return the file of the program and the line that map a function; None outside of it.
+
+        It is the innermost caller in the program's tree that is not the vendored module.
+        """
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             path = os.path.realpath(frame.f_code.co_filename)
-            if path.startswith(self._tree + os.sep) and os.path.basename(path) not in _FILES:
+            if (
+                path.startswith(self._tree + os.sep)
+                and os.path.basename(path) not in _VENDORED_FILES
+            ):
                 return os.path.relpath(path, self._tree), frame.f_lineno
             frame = frame.f_back
         return None
 
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:
-        """Call a mapped function and write down what it takes and gives."""
+        """Call a recorded function, and write its arguments and results as one event.
+
+        Calls in a trace have no values: they are not recorded. Arrays of the first calls of a place
+        are kept whatever their size, as these calls are replayed.
+        """
         import jax
         import jax.core
 
@@ -108,18 +125,19 @@ class _Recorder:
         if self._is_inside or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return recorded.fun(*args, **kwargs)
         number, self._count = self._count, self._count + 1
+        place = recorded.path, recorded.line
+        self._calls_at[place] = self._calls_at.get(place, 0) + 1
+        is_replayed = self._calls_at[place] <= replays.CALLS
+        most_bytes = math.inf if is_replayed else _MOST_BYTES
+        values: dict[str, Any] = {}
         event: dict[str, Any] = {"path": recorded.path, "line": recorded.line, "call": number}
         event["name"] = recorded.name
-        values: dict[str, Any] = {}
-        place = recorded.path, recorded.line
-        self._calls[place] = self._calls.get(place, 0) + 1
-        most = math.inf if self._calls[place] <= replays.CALLS else _MOST
-        event["given"] = _described((args, kwargs), "in", values, most)
+        event["given"] = _describe((args, kwargs), "in", values, most_bytes)
         self._is_inside = True
         try:
-            if "step" in recorded.__dict__ and self._calls[place] <= replays.CALLS:
+            if is_replayed and self._replayed and "step" in recorded.__dict__:
                 step, options = recorded.__dict__["step"]
-                self._replay(event, step, options, (args, kwargs))
+                event["replay"] = self._replay(number, step, options, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
         except BaseException as error:
             event["raised"] = f"{type(error).__name__}: {error}"[:500]
@@ -127,31 +145,31 @@ class _Recorder:
             raise
         finally:
             self._is_inside = False
-        event["returned"] = _described(result, "out", values, most)
+        event["returned"] = _describe(result, "out", values, most_bytes)
         self._write(event, values)
         return result
 
-    def _replay(self, event: dict[str, Any], step: Any, options: Any, arguments: Any) -> None:
-        """Note in the event how the step differs from the old program's call, if it does."""
-        if not self._replayed:
-            return
+    def _replay(self, number: int, step: Any, options: Any, arguments: Any) -> dict[str, str]:
+        """Replay a step on the old program's call of this number, and return how it differs.
+
+        The text is "" if it does not differ, and the reason "" if it is not known.
+        """
         self._open()
         assert self._old is not None
-        old = self._old.call(event["call"])
-        event["replay"] = {"text": "pmap was not called at the same time", "reason": ""}
+        old = self._old.call(number)
         if old is None:
-            return
+            return {"text": "pmap was not called at the same time", "reason": ""}
         try:
             replays.replay(step, options, arguments, *old)
-            event["replay"] = {"text": "", "reason": ""}
         except replays.Difference as difference:
-            event["replay"] = {"text": difference.text, "reason": difference.reason}
+            return {"text": difference.text, "reason": difference.reason}
         except Exception as error:  # noqa: BLE001 - any of the program's own
             text = f"it fails on its own: {type(error).__name__}: {error}"
-            event["replay"] = {"text": text[:300], "reason": ""}
+            return {"text": text[:300], "reason": ""}
+        return {"text": "", "reason": ""}
 
     def _open(self) -> None:
-        """Open the records of this process."""
+        """Open the file of this process, and the old program's records, if they are not yet."""
         import jax
 
         if self._file is not None and self._process == os.getpid():
@@ -159,7 +177,7 @@ class _Recorder:
         self._process, index = os.getpid(), jax.process_index()
         if self._replayed:
             names = os.listdir(self._folder)
-            rank = sum(name.startswith(f"{index:05}-") for name in names)
+            rank = len([name for name in names if name.startswith(f"{index:05}-")])
             self._old = replays.Records(self._replayed, index, rank)
         name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
         self._folder_of_process = os.path.join(self._folder, name)
@@ -168,6 +186,7 @@ class _Recorder:
         self._file = open(path, "a")  # noqa: SIM115 - as long as the process lives
 
     def _write(self, event: dict[str, Any], values: dict[str, Any]) -> None:
+        """Write one call, and the arrays of its leaves by their keys."""
         import numpy as np
 
         self._open()
@@ -177,11 +196,8 @@ class _Recorder:
             np.savez(os.path.join(self._folder_of_process, f"{event['call']}.npz"), **values)
 
 
-_FILES = tuple(f"{name}.py" for name in _PUT_NAMES)
-
-
 class _Recorded:
-    """A mapped function whose calls are recorded; all else is that function's own."""
+    """A mapped function whose calls are recorded; it has the attributes of that function."""
 
     def __init__(self, recorder: _Recorder, fun: Any, inner: Any, path: str, line: int):
         self.__dict__.update(recorder=recorder, fun=fun, path=path, line=line)
@@ -198,63 +214,66 @@ class _Recorded:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _described(tree: Any, side: str, values: dict[str, Any], most: float) -> list[dict[str, Any]]:
-    """Describe each leaf; the values of arrays of at most so many bytes go into `values`."""
-    import jax
+def _describe(
+    tree: Any, side: str, values: dict[str, Any], most_bytes: float
+) -> list[dict[str, Any]]:
+    """Return a description of each leaf of the arguments (side "in") or the results ("out").
 
-    leaves = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        about: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
-        about |= _array(leaf, side, f"{side}{len(leaves)}", values, most)
-        leaves.append(about)
-    return leaves
-
-
-def _array(leaf: Any, side: str, key: str, values: dict[str, Any], most: float) -> dict[str, Any]:
+    It has a path and a dtype; an array has a shape, digests, and the key under which it goes into
+    `values`, if it has at most `most_bytes`; any other object has a text.
+    """
     import jax
     import numpy as np
 
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex | bool):
-        return {"dtype": type(leaf).__name__, "text": _plain_repr(leaf)}
-    about: dict[str, Any] = {"dtype": str(getattr(leaf, "dtype", type(leaf).__name__))}
-    copies: list[Any] = []
-    if isinstance(leaf, jax.Array):
-        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-        if leaf.is_fully_replicated:
-            copies = [np.asarray(shard.data) for shard in shards]
-            array = copies[0]
-        elif leaf.is_fully_addressable:
-            array = np.asarray(leaf)
-        else:
-            array = np.concatenate([np.asarray(shard.data) for shard in shards])
-    else:
-        array = np.asarray(leaf)
-    if side == "in" and not array.dtype.hasobject:  # as jit takes it
-        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-        about["dtype"] = str(array.dtype)
-    about["shape"] = list(array.shape)
-    about["digest"] = _digest(array)
-    if array.ndim and array.shape[0] <= 64:
-        about["rows"] = [_digest(row) for row in array]
-    if len(copies) > 1:
-        about["copies"] = [_digest(copy) for copy in copies]
-    if array.nbytes <= most:
-        values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
-        about["key"] = key
-    return about
+    leaves: list[dict[str, Any]] = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        about: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
+        leaves.append(about)
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex | bool):
+            about["dtype"] = type(leaf).__name__
+            text = repr(leaf)[:200]
+            about["text"] = about["dtype"] if " at 0x" in text else text  # addresses change
+            continue
+        about["dtype"] = str(getattr(leaf, "dtype", type(leaf).__name__))
+        array, copies = _as_numpy(leaf)
+        if side == "in" and not array.dtype.hasobject:  # as jit takes it
+            array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+            about["dtype"] = str(array.dtype)
+        about |= {"shape": list(array.shape), "digest": _digest(array)}
+        if array.ndim and array.shape[0] <= 64:
+            about["rows"] = [_digest(row) for row in array]
+        if len(copies) > 1:
+            about["copies"] = [_digest(copy) for copy in copies]
+        if array.nbytes <= most_bytes:
+            about["key"] = key = f"{side}{len(leaves) - 1}"
+            values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
+    return leaves
+
+
+def _as_numpy(leaf: Any) -> tuple[Any, list[Any]]:
+    """Return an array or number as a NumPy array, and its copies if it is a replicated jax.Array.
+
+    Of an array over several processes it is the part of this one; of keys it is their data.
+    """
+    import jax
+    import numpy as np
+
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf), []
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+    parts = [np.asarray(shard.data) for shard in shards]
+    if leaf.is_fully_replicated:
+        return parts[0], parts
+    return np.asarray(leaf) if leaf.is_fully_addressable else np.concatenate(parts), []
 
 
 def _digest(array: Any) -> str:
+    """Return a hash of the bytes of an array; "empty" if it has none."""
     import numpy as np
 
     if not array.nbytes:
         return "empty"
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]
-
-
-def _plain_repr(leaf: Any) -> str:
-    text = repr(leaf)[:200]
-    return type(leaf).__name__ if " at 0x" in text else text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import old_names
+from . import calls, explaining, old_names
 
 
 def start(
@@ -48,14 +48,10 @@ def start(
     if library:
         at_import("jax", lambda jax: _use_library(jax, library))
     if records:
-        from . import calls
-
         calls.install(at_import, records, tree, written or {}, replayed)
     if ran:
         builtins.__ran__ = _Marker(ran)  # type: ignore[attr-defined] # of marked texts
     if explain:
-        from . import explaining
-
         at_import("jax", lambda jax: explaining.install(jax, explain))
     if seed:
         random.seed(0)
@@ -72,7 +68,7 @@ def _use_library(jax: Any, folder: str) -> None:
             sys.path.append(folder)
         import jax_dist
 
-        current, jax.pmap = jax.pmap, plain  # which jax_dist itself asks about
+        current, jax.pmap = jax.pmap, plain  # jax_dist looks at the one of jax
         try:
             return jax_dist.pmap(*args, **kwargs)
         finally:
@@ -83,7 +79,7 @@ def _use_library(jax: Any, folder: str) -> None:
 
 
 class _Marker:
-    """Notes the lines that run, once each."""
+    """The function `__ran__` of marked texts: notes each line once, and returns the value."""
 
     def __init__(self, path: str):
         self._path = path
@@ -105,9 +101,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._active: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if (name not in self._hooks and name.rpartition(".")[2] not in _ANYWHERE) or (
-            name in self._active
-        ):
+        """Return a spec whose loader calls the hooks; None for modules without hooks.
+
+        Hooks of the vendored module are by its last name, as it lies in any package.
+        """
+        last = name.rpartition(".")[2]
+        hooks = self._hooks.get(last if last in calls.VENDORED else name)
+        if hooks is None or name in self._active:  # active: this very search goes on
             return None
         self._active.add(name)
         try:
@@ -121,16 +121,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             self._active.discard(name)
         if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            hooks = self._hooks.get(name) or self._hooks.get(name.rpartition(".")[2], ())
             spec.loader = _Loader(spec.loader, hooks)
         return spec
 
 
-_ANYWHERE = ("_mapped", "_mapped_devices", "_mapped_over_devices")
-
-
 class _Loader(importlib.abc.Loader):
-    """The loader of a module, with hooks."""
+    """Loads a module as its own loader does, and then calls the hooks."""
 
     def __init__(self, loader: Any, hooks: Sequence[Callable[[ModuleType], None]]):
         self._loader, self._hooks_after = loader, hooks
