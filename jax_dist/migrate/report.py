@@ -106,6 +106,7 @@ def review_text(report: MigrationReport) -> str:
 
 
 def _outcome(place: Place) -> str:
+    """Return what a place became, or why it was left and what to do by hand."""
     what = _first_line(place.what)
     if place.status == "done":
         remark = f" ({place.reason})" if place.reason else ""
@@ -113,11 +114,8 @@ def _outcome(place: Place) -> str:
     return f"{what} left: {place.reason}. {place.by_hand}".rstrip()
 
 
-def _as_markdown(report: MigrationReport) -> str:
-    return "\n".join(_markdown_lines(report)) + "\n"
-
-
 def _markdown_lines(report: MigrationReport) -> Iterator[str]:
+    """Yield the report in sections: verification, review, left by reason, problems, done."""
     yield f"# Migration to {report.to}\n"
     yield (
         f"{counted(len(report.changed), 'file')} changed, "
@@ -152,6 +150,6 @@ def _first_line(text: str) -> str:
 
 FORMATS: dict[str, Callable[[MigrationReport], str]] = {  # by the suffix of the file
     ".json": _as_json,
-    ".md": _as_markdown,
+    ".md": lambda report: "\n".join(_markdown_lines(report)) + "\n",
     ".txt": _as_text,
 }

@@ -77,7 +77,7 @@ def replay(
     if len(leaves) != len(old["given"]):
         raise Difference("it takes other arguments than pmap did")
     inputs = [
-        _as_now(about, values, leaf) for about, leaf in zip(old["given"], leaves, strict=True)
+        _in_new_form(about, values, leaf) for about, leaf in zip(old["given"], leaves, strict=True)
     ]
     meshes = [s.mesh for s in jax.tree.leaves(options["in_shardings"])]
     devices = [*meshes[0].devices.ravel()]
@@ -95,7 +95,7 @@ def replay(
             raise Difference(text, "the step counts its devices")
 
 
-def _as_now(about: Mapping[str, Any], values: Mapping[str, Any], leaf: Any) -> Any:
+def _in_new_form(about: Mapping[str, Any], values: Mapping[str, Any], leaf: Any) -> Any:
     """Return a recorded argument in the form of the new program's."""
     import jax
     import numpy as np
@@ -128,7 +128,11 @@ def _run(
     inputs: Sequence[Any],
     perturbed: int,
 ) -> tuple[float, list[list[Any]]]:
-    """Return the precision of a step, and its results on `count` devices, plain and perturbed."""
+    """Return the precision of a step, and its results on `count` devices, plain and perturbed.
+
+    The precision is the epsilon of the narrowest float in the step. `tree` is the structure of the
+    inputs; `perturbed` is the number of runs on perturbed ones.
+    """
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding
@@ -140,19 +144,19 @@ def _run(
     names = ("in_shardings", "out_shardings")
     shardings = {name: jax.tree.map(on_fewer, options[name]) for name in names}
 
-    def anew(*args: Any, **kwargs: Any) -> Any:  # not the one that was traced for more devices
+    def fresh_step(*args: Any, **kwargs: Any) -> Any:  # jit caches the trace of `step` itself
         return step(*args, **kwargs)
 
     with _counted_as(count):
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        traced = jax.jit(anew, **shardings).trace(*args, **kwargs)
+        traced = jax.jit(fresh_step, **shardings).trace(*args, **kwargs)
         text = str(traced.jaxpr)
         epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
         compiled = traced.lower().compile()
         results = []
         for number in range(perturbed + 1):
-            some = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
-            args, kwargs = jax.tree.unflatten(tree, some)
+            leaves = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
+            args, kwargs = jax.tree.unflatten(tree, leaves)
             placed = jax.device_put(args, shardings["in_shardings"])
             results.append([_as_numpy(leaf) for leaf in jax.tree.leaves(compiled(*placed))])
     return epsilon, results
@@ -197,6 +201,7 @@ def _perturbed(x: Any, epsilon: float, seed: int) -> Any:
 
 
 def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
+    """Return the bound of rounding for a result; `changed` are those of perturbed inputs."""
     import numpy as np
 
     largest = max((_largest(result, other) for other in changed), default=0.0)
@@ -207,7 +212,7 @@ def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
 
 
 def _largest(x: Any, y: Any) -> float:
-    """Return the largest difference; infinity where only one is no number."""
+    """Return the largest difference of two arrays; infinity if only one is NaN somewhere."""
     import numpy as np
 
     if x.dtype.kind not in "fiu":
@@ -239,14 +244,15 @@ def _compare_with_pmap(
             before = rows[0] if rows else before.reshape(new.shape)
         if (difference := _largest(before, new)) > bound:
             factors = [*_factors(before, new, inputs)]
-            near = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]
-            if near and not reason:
+            # Off by the number of devices: the step mixed up a local and a global reduction.
+            by_devices = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]
+            if by_devices and not reason:
                 reason = (
                     "a sum over the local batch under pmean"
-                    if near[0] > 1
+                    if by_devices[0] > 1
                     else "a mean over the local batch under psum"
                 )
-            factor = f", {(near or factors)[0]:.4g} times what it was" if factors else ""
+            factor = f", {(by_devices or factors)[0]:.4g} times what it was" if factors else ""
             text = text or (
                 f"result{about['path']}: values differ by up to {difference:.3g}{factor}; "
                 f"{bound:.2g} is rounding"
@@ -256,11 +262,14 @@ def _compare_with_pmap(
 
 
 def _factors(before: Any, after: Any, inputs: Sequence[Any]) -> Iterator[float]:
-    """Yield by which factor an array, and what it adds to an argument, is another."""
+    """Yield the median ratio of two results, and of what they add to each argument of their shape.
+
+    The second shows a wrong factor in an update, as in `w - 0.1 * gradient`.
+    """
     import numpy as np
 
-    alike = [x for x in inputs if isinstance(x, np.ndarray) and x.shape == after.shape]
-    for x in itertools.chain([0.0], alike):
+    old_states = [x for x in inputs if isinstance(x, np.ndarray) and x.shape == after.shape]
+    for x in itertools.chain([0.0], old_states):
         old, new = (np.asarray(y, np.float64) - x for y in (before, after))
         usual = np.isfinite(old) & np.isfinite(new) & (np.abs(old) > np.abs(old).max(initial=0) / 9)
         ratio = float(np.median(new[usual] / old[usual])) if usual.any() else 0.0
