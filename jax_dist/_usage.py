@@ -28,8 +28,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
     'JXD001'
-    >>> nearest("JXD01", ["psum-of-one"]) is None
-    True
     """
     candidates = []
     for name in known:

@@ -10,13 +10,6 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-
-def stacked(tree):
-    """Return one copy of each array for each device of this process, stacked."""
-    n = jax.local_device_count()
-    return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
-
-
 TEXT = "she sells sea shells by the sea shore. " * 8
 LETTERS = sorted(set(TEXT))
 LENGTH = 16
@@ -142,7 +135,7 @@ def train(steps=60):
             jax.make_array_from_process_local_data(sharded, next(dataset)),
         )
         losses.append(float(metrics["loss"]))
-    params = jax.tree.map(lambda x: np.asarray(x[0]), stacked(state["params"]))
+    params = jax.device_get(state["params"])
     return np.array(losses), int(state["step"]), params
 
 

@@ -39,15 +39,10 @@ examples:
 def main(
     arguments: Sequence[str] | None = None, *, out: TextIO | None = None, err: TextIO | None = None
 ) -> int:
-    """Run one subcommand.
+    """Run the subcommand that `arguments` start with, and return the exit code.
 
-    Args:
-      arguments: the command line without the program's name; by default that of the process.
-      out: where results are written; by default the standard output.
-      err: where messages are written; by default the standard error.
-
-    Returns:
-      The exit code.
+    By default, `arguments` are those of the process, without the program's name, and results and
+    messages go to the standard output and the standard error.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     out = cast(TextIO, out or sys.stdout)  # no default argument, since tests replace sys.stdout
