@@ -39,11 +39,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1.
-
-    >>> counted(1, "array"), counted(2, "array")
-    ('1 array', '2 arrays')
-    """
+    """Return a number with its noun: "1 array", "2 arrays"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
