@@ -1,12 +1,9 @@
 """The other files of a project, as far as a migration asks: who defines a name."""
 
 import ast
-import contextlib
-import functools
 import os
 from collections.abc import Mapping, Sequence
 
-from jax_dist.lint.model import sources
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
@@ -26,20 +23,13 @@ class ProjectFiles:
         self.project: Project = project or Project(tuple(paths))
         self.shown: Mapping[str, str] = {os.path.abspath(path): path for path in paths}
 
-        self._whole = functools.lru_cache(32)(self._read)
-
     def definition(self, module: Module, dotted: str) -> tuple[Module | None, ast.AST | None]:
         """Return the file that a dotted name leads to, and the one definition that it has there."""
         home, _, name = dotted.rpartition(".")
         path = self.project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
-        other = self._whole(path) if home and path else None
+        other = self.project.opened(path, is_whole=True) if home and path else None
         bindings = other.scopes.module.bindings.get(name, ()) if other else ()
         return (other, bindings[0].node) if len(bindings) == 1 else (None, None)
-
-    def _read(self, path: str) -> Module | None:
-        with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
-            return self.project.module(sources.read(path, sources.read_bytes(path)))
-        return None
 
     def definer(self, module: Module, reference: ast.expr) -> str | None:
         """Return the other file of the project that binds a name which is used here.

@@ -30,7 +30,7 @@ class Project:
         self._is_package = functools.cache(_is_package)
         self._bound = functools.lru_cache(64)(_bound_words)
         self.file: Callable[[str, str], str | None] = functools.cache(self._file)
-        self.opened: Callable[[str], Module | None] = functools.lru_cache(32)(self._open)
+        self.opened: Callable[..., Module | None] = functools.lru_cache(32)(self._open)
 
     def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
         """Parse one file; raise ParseError if Python cannot. `is_whole` is as for `Module`."""
@@ -39,10 +39,10 @@ class Project:
         name, elsewhere = self.dotted_name(path), lambda name: self.meaning(name, folder)
         return Module(source, name, elsewhere, is_whole=is_whole)
 
-    def _open(self, path: str) -> Module | None:
-        """Return the names on the module's level of a file; None where it cannot be read."""
+    def _open(self, path: str, *, is_whole: bool = False) -> Module | None:
+        """Return a file, or only the names on its module's level; None if it cannot be read."""
         with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
-            return self.module(sources.read(path, sources.read_bytes(path)), is_whole=False)
+            return self.module(sources.read(path, sources.read_bytes(path)), is_whole=is_whole)
         return None
 
     def dotted_name(self, path: str) -> str:
