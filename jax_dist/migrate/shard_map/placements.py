@@ -10,10 +10,9 @@ from jax_dist.migrate.shard_map.expressions import list_reads, parts_of
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.plan import Plan
-from jax_dist.migrate.shard_map.text import Call
+from jax_dist.migrate.shard_map.text import HOLE, Call
 from jax_dist.migrate.shard_map.values import Definition, Use, Value
 
-_HOLE = "\0"
 _PLACE_BATCH = "jax.make_array_from_process_local_data"
 # Code that is not followed may change the copies of a value, one for each device. These functions
 # give it the stacked copies that pmap would, and take them back without making them equal.
@@ -39,13 +38,8 @@ def unstacked(tree, sharding):
 class _Placement(NamedTuple):
     """A call that places an argument of a mapped function on its devices."""
 
-    function: str
-    arguments: tuple[str, ...]  # their texts; _HOLE in one of them stands for that of `inner`
+    call: Call  # with a HOLE for the text of `inner`
     inner: ast.expr  # the argument, or `x` of `replicate(x)`
-
-    def call(self, text: str) -> Call:
-        """Return the call with a text in the place of the hole."""
-        return Call(self.function, [part.replace(_HOLE, text) for part in self.arguments])
 
 
 class Placements:
@@ -87,7 +81,7 @@ class Placements:
             texts = [
                 self._module.text(argument)
                 if placement is None
-                else placement.call(self._module.text(placement.inner))
+                else placement.call.fill(self._module.text(placement.inner))
                 for argument, placement in zip(arguments, placements, strict=True)
             ]
             function = self._module.text(call.func)
@@ -99,7 +93,7 @@ class Placements:
         # Edits must not overlap: only the text around the other edits is written.
         for argument, placement in zip(arguments, placements, strict=True):
             if placement is not None:
-                before, after = placement.call(_HOLE).flat().split(_HOLE)
+                before, after = placement.call.flat().split(HOLE)
                 self._writer.around(argument, placement.inner, before, after)
         for keyword in call.keywords:
             start = self._module.span(keyword)[0]
@@ -128,17 +122,17 @@ class Placements:
                 return None
             sharding = self._plan.replicated(argument, mapped).flat()
             put = self._writer.name("jax.device_put", argument)
-            return _Placement(put, (_HOLE, sharding), stacked.of)
+            return _Placement(Call(put, [HOLE, sharding]), stacked.of)
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
         place = self._writer.name(_PLACE_BATCH, argument)
-        sharding, local = self._plan.sharded(argument, mapped), _HOLE
+        sharding, local = self._plan.sharded(argument, mapped), HOLE
         if mapped in self._plan.reductions and layout is Layout.SLICES:
             # The function gets the whole batch, whose rows stand in one dimension.
-            local = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {_HOLE})"
-        placement = _Placement(place, (sharding, local), inner)
+            local = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {HOLE})"
+        placement = _Placement(Call(place, [sharding, local]), inner)
         if inner is argument and self._can_be_rebound(argument, call):
             text = self._module.text(argument)
-            self._writer.assign_above(argument, text, placement.call(text))
+            self._writer.assign_above(argument, text, placement.call.fill(text))
             return None
         return placement
 
@@ -205,7 +199,7 @@ class Placements:
             if self._is_first_edit(node):
                 self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped).flat()
-                self._writer.put_around(node, Call("unstacked", ["", sharding]))
+                self._writer.put_around(node, Call("unstacked", [HOLE, sharding]))
         elif layout is Layout.ROWS and kind == "rows":
             self._write_placed(mapped, node, definition.of)
         elif layout is Layout.SLICES and _is_expression(node):

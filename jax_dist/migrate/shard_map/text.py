@@ -16,7 +16,7 @@ Expression: TypeAlias = "str | Call"
 
 _WIDTHS = {2: 80, 4: 88}  # of a line, by the steps of indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
-_HOLE = "\0"  # in the text of a call, for an argument that stays in its place
+HOLE = "\0"  # in an argument of a call, for the text that the call is put around
 _HANG = "    "  # of the arguments of a call on lines of their own
 
 
@@ -26,6 +26,11 @@ class Call:
 
     name: str
     arguments: Sequence[Expression]
+
+    def fill(self, text: str) -> "Call":
+        """Return the call with a text in the place of its HOLE."""
+        parts = [x.replace(HOLE, text) if isinstance(x, str) else x for x in self.arguments]
+        return Call(self.name, parts)
 
     def flat(self) -> str:
         """Return the call on one line."""
@@ -112,25 +117,23 @@ class Writer:
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
         text = self.module.text(inner)
+        call = Call(name, [part for part in (first, HOLE, last) if part])
         if "\n" in text:
-            parts = ([first] if first else []) + [""] + ([last] if last else [])
-            self.put_around(node, Call(name, parts), inner)
+            self.put_around(node, call, inner)
         else:
-            call = Call(name, [part for part in (first, text, last) if part])
-            self.replace(node, self.render(call, node))
+            self.replace(node, self.render(call.fill(text), node))
 
     def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Put a call around a part of a node, as its argument "", in which edits may be made."""
+        """Put a call around a part of a node, as its HOLE, in which edits may be made."""
         inner = inner or node
-        text, parts = self.module.text(inner), [part or _HOLE for part in map(str, call.arguments)]
-        outer = f"{call.name}({', '.join(parts)})"
+        text, outer = self.module.text(inner), call.flat()
         used = len(self.module.margins(node)[0] + outer + text)
         if "\n" in text or used > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
             row = f"\n{indent}{_HANG}"
-            outer = f"{call.name}({''.join(f'{row}{part},' for part in parts)}\n{indent})"
+            outer = f"{call.name}({''.join(f'{row}{part},' for part in call.arguments)}\n{indent})"
             self._hang(inner, len(row) - 1)
-        self.around(node, inner, *outer.split(_HOLE))
+        self.around(node, inner, *outer.split(HOLE))
 
     def _hang(self, node: Any, depth: int) -> None:
         """Move the lines of a node along with its first line, which will stand at a depth."""
