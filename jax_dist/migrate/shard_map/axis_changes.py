@@ -20,7 +20,7 @@ _TO_HOST = frozenset(("jax.device_get", "numpy.array", "numpy.asarray"))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """What an expression does to the device axis of a part of it."""
+    """A change of the device axis of `of`, by an expression around it."""
 
     kind: Kind | None  # None: the axis stays
     of: ast.expr
@@ -28,28 +28,28 @@ class Change:
 
 
 class AxisChanges:
-    """What the calls of a file, and the functions that it imports from others, do to the axis."""
+    """Changes of the device axis by the calls of a file, also of functions from other files."""
 
     def __init__(self, module: Module, files: ProjectFiles):
         self._module, self._files = module, files
         self._known: dict[ast.AST, Change | None] = {}
 
-    def of(self, node: ast.AST | None) -> Change | None:
+    def find(self, node: ast.AST | None) -> Change | None:
         """Return how a call changes the axis; None if it does not, or that is not seen."""
-        change = self._of_call(node)
+        change = self._change_of(node)
         return None if change is None or change.kind is None else change
 
-    def first(self, node: ast.AST | None) -> Change | None:
+    def find_first(self, node: ast.AST | None) -> Change | None:
         """Return how a call takes the first copy."""
-        change = self._of_call(node)
+        change = self._change_of(node)
         return change if change is not None and change.kind is Kind.ONE else None
 
-    def kept(self, node: ast.AST | None) -> ast.expr | None:
+    def find_unchanged(self, node: ast.AST | None) -> ast.expr | None:
         """Return the argument that a call gives back with the same axis, on the devices."""
-        change = self._of_call(node)
+        change = self._change_of(node)
         return change.of if change and change.kind is None and not change.to_host else None
 
-    def _of_call(self, node: ast.AST | None) -> Change | None:
+    def _change_of(self, node: ast.AST | None) -> Change | None:
         if not isinstance(node, ast.Call):
             return None
         if node not in self._known:
@@ -58,7 +58,7 @@ class AxisChanges:
                 inner = self._step(self._module, change.of, 0)
                 if inner is None:
                     break
-                change = _composed(change, inner)
+                change = _compose(change, inner)
             self._known[node] = change
         return self._known[node]
 
@@ -71,7 +71,7 @@ class AxisChanges:
             return Change(stacked.kind, stacked.of)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
         if of_array and name is None:
-            return _of_array(node)
+            return _read_array(node)
         if not isinstance(node, ast.Call) or not node.args:
             return None
         if name in _KEEPING or name == "jax.device_put":
@@ -80,15 +80,15 @@ class AxisChanges:
             return Change(None, node.args[0], to_host=True)
         if name in stacking.TREE_MAPS and len(node.args) == 2:
             home, function = self._definition(module, node.args[0])
-            change = self._of_function(home, function, depth, of_array=True)
+            change = self._read_function(home, function, depth, of_array=True)
             return change and dataclasses.replace(change, of=node.args[1])
         home, function = self._definition(module, node.func)
-        change = self._of_function(home, function, depth)
-        for parameter in scopes.parameters(function.args) if function and change else ():
-            if parameter.arg == getattr(change.of, "id", None):  # type: ignore[union-attr]
-                of = functions.argument_of(home, node, function, parameter)  # type: ignore[arg-type]
-                return change and of and dataclasses.replace(change, of=of)
-        return None
+        change = self._read_function(home, function, depth)
+        if function is None or change is None or not isinstance(change.of, ast.Name):
+            return None
+        named = {parameter.arg: parameter for parameter in scopes.parameters(function.args)}
+        argument = functions.argument_of(home, node, function, named[change.of.id])
+        return argument and dataclasses.replace(change, of=argument)
 
     def _definition(self, module: Module, fun: ast.expr) -> tuple[Module, scopes.Function | None]:
         """Return the definition of a function, and the file of the project that holds it."""
@@ -98,7 +98,7 @@ class AxisChanges:
         other, node = self._files.definition(module, module.qualified_name(fun) or "")
         return (other, node) if other and isinstance(node, ast.FunctionDef) else (module, None)
 
-    def _of_function(
+    def _read_function(
         self,
         module: Module,
         function: scopes.Function | None,
@@ -121,7 +121,7 @@ class AxisChanges:
                     break
                 inner = Change(None, value) if value is not None else None
                 inner = inner or self._step(module, change.of, depth + 1, of_array=of_array)
-                change = inner and _composed(change, inner)
+                change = inner and _compose(change, inner)
             if change is None:
                 return None
         kinds = {change.kind for change in changes} - {None}
@@ -131,14 +131,14 @@ class AxisChanges:
         return Change(next(iter(kinds), None), changes[0].of, to_host)
 
 
-def _composed(outer: Change, inner: Change) -> Change | None:
+def _compose(outer: Change, inner: Change) -> Change | None:
     """Return what `outer(inner(x))` does to the axis of `x`; None if both change it."""
     if outer.kind is not None and inner.kind is not None:
         return None
     return Change(outer.kind or inner.kind, inner.of, outer.to_host or inner.to_host)
 
 
-def _of_array(node: ast.expr) -> Change | None:
+def _read_array(node: ast.expr) -> Change | None:
     """Return what is done to one array, as in a function that `tree.map` calls."""
     match node:
         case (

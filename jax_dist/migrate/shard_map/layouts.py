@@ -80,7 +80,7 @@ class Layouts:
 
     def _is_replicated(self, node: ast.expr) -> bool:
         """Return whether an argument is `replicate(x)`, or a value that is only defined so."""
-        value, change = self._values.of(node), self._values.changes.of(node)
+        value, change = self._values.of(node), self._values.changes.find(node)
         if value is not None:
             return {definition.kind for definition in value.definitions} == {"replicate"}
         return change is not None and change.kind is Kind.REPLICATED
@@ -123,7 +123,7 @@ class Layouts:
         if value is not None:
             is_part = not isinstance(node, ast.Name) and self.of_value(value) is Layout.ROWS
             return Layout.SLICES if is_part else self.of_value(value)
-        stacked = self._values.changes.of(node)
+        stacked = self._values.changes.find(node)
         kind = None if stacked is None else stacked.kind
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
@@ -136,7 +136,7 @@ class Layouts:
             targets = [*self._values.targets(call)]
             parent = self._module.parent(call)
             if not targets and not isinstance(parent, ast.Expr):
-                first = self._values.changes.first(parent)  # `unreplicate(f(x))`
+                first = self._values.changes.find_first(parent)  # `unreplicate(f(x))`
                 is_first = mapped.results is None and first is not None and first.of is call
                 return Layout.WHOLE if is_first else Layout.SLICES
             for target, target_index in targets:

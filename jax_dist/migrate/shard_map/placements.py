@@ -62,7 +62,7 @@ class Placements:
         for call in mapped.calls:
             self._write_arguments(mapped, call)
             outer: Any = self._module.parent(call)
-            first = self._changes.first(outer)
+            first = self._changes.find_first(outer)
             is_whole = self._layouts.results[mapped, 0] is Layout.WHOLE
             if first and first.of is call and is_whole and mapped.results is None:
                 self._write_first_copy(Use("first", outer, call, to_host=first.to_host))
@@ -111,7 +111,7 @@ class Placements:
         """Return the call that places an argument; None if nothing is to be done where it is."""
         if not mapped.is_mapped(position):
             return None
-        value, stacked = self._values.of(argument), self._changes.of(argument)
+        value, stacked = self._values.of(argument), self._changes.find(argument)
         if value is not None and self._is_placed_at_definition(value):
             return None
         layout = self._layouts.arguments.get((mapped, position))
@@ -190,7 +190,7 @@ class Placements:
         node: Any = definition.node
         layout, kind = self._layouts.of_value(value), definition.kind
         if layout is Layout.WHOLE and kind == "replicate":
-            stacked = self._changes.of(node)
+            stacked = self._changes.find(node)
             if stacked is not None and self._is_first_edit(node):
                 put = self._writer.name("jax.device_put", node)
                 sharding = self._plan.replicated(node, mapped).flat()

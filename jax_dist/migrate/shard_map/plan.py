@@ -135,7 +135,7 @@ class Plan:
         if value is not None and isinstance(node, ast.Name):
             kinds = {definition.kind for definition in value.definitions}
             return "keys" in kinds and kinds <= {"keys", "result"}
-        stacked = self.values.changes.of(node)
+        stacked = self.values.changes.find(node)
         return stacked is not None and stacked.kind is Kind.KEYS
 
     def first_mapped(self, value: Value) -> Mapped | None:

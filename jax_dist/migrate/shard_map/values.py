@@ -139,8 +139,8 @@ class Values:
 
     def _with_kept(self, node: ast.expr) -> ast.expr:
         """Return the widest expression around a value that has its axis."""
-        while self.changes.kept(parent := self._module.parent(node)) is node:
-            node = parent  # type: ignore[assignment] # a call
+        while self.changes.find_unchanged(parent := self._module.parent(node)) is node:
+            node = parent  # type: ignore[assignment] # only a call keeps its argument's axis
         return node
 
     # --- keys of names and fields, joined where they hold one value
@@ -284,8 +284,8 @@ class Values:
         ):
             self._visit(value)
             self._join(key, self._key(value))
-        elif (stacked := self.changes.of(value)) is not None:
-            kind = _KINDS.get(stacked.kind, "unknown")  # type: ignore[arg-type] # none is none
+        elif (stacked := self.changes.find(value)) is not None:
+            kind = _KINDS.get(stacked.kind, "unknown") if stacked.kind else "unknown"
             kind = kind if index is None or kind == "replicate" else "unknown"
             definitions.append(Definition(kind, value, stacked.of))
         elif not self._define_by_function(key, value, index):
@@ -294,7 +294,7 @@ class Values:
     def _inside_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
         """Return the value itself of `f(value)` with the same axis, if it can be followed."""
         inner = value
-        while (kept := self.changes.kept(inner)) is not None:
+        while (kept := self.changes.find_unchanged(inner)) is not None:
             inner = kept
         if index is not None and isinstance(inner, ast.Name):
             inner = self._module.value(inner) or inner
@@ -350,9 +350,10 @@ class Values:
         if isinstance(call, ast.Call) and call in self._calls and container is not call.func:
             arguments = [*call.args, *(word.value for word in call.keywords)]
             return Use("argument", whole, call=call, position=arguments.index(container))
-        first = self.changes.first(outside)
-        if first is not None and (whole is first.of or first.of in module.ancestors(whole)):
-            return Use("first", outside, first.of, to_host=first.to_host)  # type: ignore[arg-type]
+        first = self.changes.find_first(outside)
+        around_or_self = (whole, *module.ancestors(whole))
+        if first is not None and isinstance(outside, ast.Call) and first.of in around_or_self:
+            return Use("first", outside, first.of, to_host=first.to_host)
         if isinstance(call, ast.Call) and waits(module, call):
             return None
         if whole is not load:  # only a part of the value
