@@ -21,9 +21,10 @@ import numpy as np
 
 from jax_dist.errors import display_path
 
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 LIBRARIES = (
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, jaxlib, np)),
-    os.path.dirname(__file__) + os.sep,
+    OURS,
     contextlib.__file__,  # its frames stand between a guard and the block
     "<frozen",
 )
@@ -91,7 +92,10 @@ def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
 def _code(fun: Any) -> types.CodeType | None:
     """Return the code of a function, or of the function that a wrapper or a partial calls."""
     for _ in range(100):  # wrappers around one function; more is a function that wraps itself
-        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", fun)
+        inner = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", fun)
+        if inner is fun:
+            break
+        fun = inner
     call = inspect.getattr_static(type(fun), "__call__", None)
     for code in (getattr(fun, "__code__", None), getattr(call, "__code__", None)):
         if isinstance(code, types.CodeType):  # types.FunctionType itself has a descriptor

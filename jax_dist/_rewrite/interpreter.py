@@ -22,6 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
 from jax_dist import _compat, primitives
+from jax_dist._calls import OURS
 from jax_dist.errors import display_path
 
 Atom: TypeAlias = Any  # Var | Literal, of which pyright says "partially unknown"
@@ -243,7 +244,6 @@ def _user_line(summary: str, _directory: str) -> str:
 
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 source_info_util.register_exclusion(OURS)
 # And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
 _compat.hide_frames(OURS)
