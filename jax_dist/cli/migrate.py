@@ -15,6 +15,7 @@ from jax_dist._usage import MisuseError, counted
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 from jax_dist.lint.model.sources import display
+from jax_dist.migrate.places import TARGETS
 
 _EPILOG = """\
 the targets:
@@ -48,8 +49,7 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders")
-    targets = ("jax_dist", "vendored", "shard_map", "jit")
-    add("--to", choices=targets, default=targets[0], help="the target (default: jax_dist)")
+    add("--to", choices=TARGETS, default=TARGETS[0], help="the target (default: %(default)s)")
     mode = parser.add_mutually_exclusive_group()
     terminal.flag(mode, "--write", help="write the changes; else print a diff")
     terminal.flag(mode, "--check", help="only name the files that would change")
