@@ -512,7 +512,9 @@ def _compare_leaf(
         joined = _join_parts(values, one.shape)
         if joined is None:
             text = f"shape {values.shape[1:]} on each device, not {one.shape}"
-            return ResultComparison(name, count, False, text, math.inf, tolerance)  # noqa: FBT003
+            return ResultComparison(
+                name, count, same=False, difference=text, distance=math.inf, tolerance=tolerance
+            )
         values = joined[None]
     distances = _distance(values, one[None])
     mean_size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0

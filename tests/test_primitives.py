@@ -43,7 +43,7 @@ _TO_0_10 = ("call", "closed_call")
 
 
 def is_here(record: primitives.Primitive) -> bool:
-    """Whether this jax has it."""
+    """Return whether this jax has it."""
     comes, is_gone = _VERSION < (0, 12), _VERSION > (0, 10)
     return not (comes and record.name in _FROM_0_12) and not (is_gone and record.name in _TO_0_10)
 

@@ -42,7 +42,7 @@ _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType
 
 
 class _Place(NamedTuple):
-    """Where a program runs; a part of the key of its jit object."""
+    """The layout of a program, and where it is called; a part of the key of its jit object."""
 
     layout: Layout
     staged: bool  # whether the call is part of an outer trace
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """What is known of the function for arguments of certain types, from its trace."""
+    """Results of tracing the function for arguments of certain types."""
 
     inner: tuple[InnerAxis, ...]  # the mesh axes that pmaps inside ask for
     out_tree: Any
@@ -115,7 +115,7 @@ class Dispatcher:
 
     @property
     def _is_local_view(self) -> bool:
-        """Whether there are several processes, and arguments and results are process-local."""
+        """True if there are several processes, and arguments and results are process-local."""
         return self._processes is not None and self.options.arrays == "local"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:

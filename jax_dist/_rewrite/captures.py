@@ -56,8 +56,8 @@ class Capture:
     value: Any = dataclasses.field(default=None, repr=False)
 
     @classmethod
-    def of(cls, value: Any) -> "Capture":
-        """Return what an array shows by itself."""
+    def describe(cls, value: Any) -> "Capture":
+        """Return the capture of an array, with what the array shows by itself."""
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         facts = tuple(array.shape), str(array.dtype), int(array.nbytes)
@@ -95,7 +95,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
             if (identity := array_identity(value)) is not None:
                 if identity not in captures:
-                    captures[identity] = Capture.of(value)
+                    captures[identity] = Capture.describe(value)
                 by_var[var] = captures[identity]
                 by_var[var].refused = by_var[var].refused or refused
         for eqn in body.eqns:

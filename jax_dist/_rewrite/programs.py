@@ -21,7 +21,8 @@ _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
 
 
-def _without_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
+def _drop_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
+    """Return the arguments of a call but for the first positional one."""
     (_, *args), kwargs = of_call
     return tuple(args), kwargs
 
@@ -38,11 +39,11 @@ class _Hiding:
 
     def __getattr__(self, name: str) -> Any:  # of the slots of JAX's class, which are empty
         value = getattr(self._inner, name)
-        return _without_first(value) if name == "args_info" else value
+        return _drop_first(value) if name == "args_info" else value
 
     @property
     def in_avals(self) -> Any:
-        return _without_first(self._inner.in_avals)
+        return _drop_first(self._inner.in_avals)
 
 
 class Lowered(_Hiding, jax.stages.Lowered):
@@ -55,11 +56,11 @@ class Lowered(_Hiding, jax.stages.Lowered):
 class _Compiled(_Hiding, jax.stages.Compiled):
     @property
     def input_formats(self) -> Any:
-        return _without_first(self._inner.input_formats)
+        return _drop_first(self._inner.input_formats)
 
     @property
     def input_shardings(self) -> Any:
-        return _without_first(self._inner.input_shardings)
+        return _drop_first(self._inner.input_shardings)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._inner(self._values, *args, **kwargs)

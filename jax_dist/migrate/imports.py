@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, apply_edits
-from jax_dist.lint.model.new_imports import without
+from jax_dist.lint.model.new_imports import remove_names
 from jax_dist.lint.model.scopes import NameScope
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
 from jax_dist.migrate.sites import is_vendored
@@ -161,7 +161,7 @@ def _removals(
         if is_under_blank and not module.source.line_text(below).strip():
             below = _next_line(module, below)
         return [Edit(start, below, "")]
-    return without(module, statement, unused)
+    return remove_names(module, statement, unused)
 
 
 def _next_line(module: Module, end: int) -> int:

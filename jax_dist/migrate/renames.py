@@ -105,7 +105,7 @@ class Renames:
         if len(statement.names) == 1:
             edits = [Edit(*self._module.span(statement), line)]
         else:
-            edits, added = new_imports.without(self._module, statement, [alias]), (line,)
+            edits, added = new_imports.remove_names(self._module, statement, [alias]), (line,)
         return Fix("import pmap from elsewhere", Safety.SAFE, (*edits, *more), added)
 
     def _of_imports(self) -> Iterator[PlannedPlace]:

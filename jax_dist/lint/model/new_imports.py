@@ -1,4 +1,4 @@
-"""Where new imports go and old ones leave, and a file with its fixes made. Nothing else moves.
+"""Edits that add imports and remove old ones, and a file with its fixes made. Nothing else moves.
 
 A new import stands below the statement that first binds jax or flax: all that a program has to do
 before it imports jax, such as setting `os.environ`, stays above both.
@@ -46,7 +46,7 @@ def with_block(source: Source, text: str) -> Source:
     return _edited(source, [Edit(start, start, f"{line_end}\n\n{text.strip()}\n{gap}")])
 
 
-def without(
+def remove_names(
     module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
 ) -> list[Edit]:
     """Return the edits that take the names `gone`, not all, and their commas out of an import."""

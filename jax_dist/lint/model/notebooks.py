@@ -123,7 +123,7 @@ def _code_cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
     The JSON is parsed with each string replaced by where it stands, "start:end", since the parser
     does not tell.
     """
-    book = json.loads(_STRING.sub(_with_place, raw))
+    book = json.loads(_STRING.sub(_mark_place, raw))
     if not isinstance(book, dict) or not isinstance(book.get("cells"), list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(book["cells"], start=1):
@@ -135,7 +135,7 @@ def _code_cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
                     yield number, lines, is_list
 
 
-def _with_place(string: re.Match[str]) -> str:
+def _mark_place(string: re.Match[str]) -> str:
     """Return "start:end" as JSON for a string of the file; the keys of objects stay as they are."""
     return string[0] if string[1] else f'"{string.start()}:{string.end()}"'
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from jax_dist.lint.model.new_imports import without
+from jax_dist.lint.model.new_imports import remove_names
 from jax_dist.lint.model.semantic_model import once
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
@@ -23,7 +23,7 @@ class Rename:
 
     @property
     def imported(self) -> str:
-        """What `from ... import` takes in its place; `jax.tree.map` would hide Python's `map`."""
+        """The name that an import takes: not `jax.tree.map`, which would hide Python's `map`."""
         home, _, last = self.new.rpartition(".")
         return f"jax.tree_util.tree_{last}" if home == "jax.tree" else self.new
 
@@ -200,7 +200,7 @@ def _import_edits(
         return [Edit(start, end, f"\n{indent}".join(lines))]
     if leaving:
         edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))
-        edits += without(module, statement, leaving)
+        edits += remove_names(module, statement, leaving)
     return edits
 
 

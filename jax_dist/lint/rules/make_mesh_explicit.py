@@ -22,7 +22,7 @@ def make_mesh_explicit(module: Module) -> Findings:
     for call in module.calls("jax.make_mesh"):
         arguments = dict(zip(_PARAMETERS, call.args, strict=False))
         arguments |= {keyword.arg: keyword.value for keyword in call.keywords}
-        if None in arguments or any(isinstance(each, ast.Starred) for each in call.args):
+        if None in arguments or any(isinstance(argument, ast.Starred) for argument in call.args):
             continue
         if "axis_types" not in arguments:
             names, shape = arguments.get("axis_names"), arguments.get("axis_shapes")
