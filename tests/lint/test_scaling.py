@@ -141,3 +141,15 @@ def test_the_work_grows_as_the_size(shape: str):
     few, many = (_steps(SHAPES[shape](n), path) for n in (200, 400))
 
     assert many < 2.5 * few + 2000
+
+
+@pytest.mark.parametrize("character", "aé")
+def test_findings_keep_a_part_of_a_long_line(character: str):
+    line = f"y = ['{character}', " + "jax.pmap(f), " * 2000 + "]"
+
+    findings = Examiner(frozenset({"JXD001"})).examine("case.py", f"import jax\n{line}".encode())
+
+    assert len(findings) == 2000
+    assert findings[-1].start.column == line.rindex("jax.pmap") + 1
+    assert findings[-1].line_text == "…jax.pmap(f), ]"
+    assert max(len(finding.line_text) for finding in findings) <= 1001

@@ -16,7 +16,7 @@ from jax_dist import _codes
 from jax_dist.lint import rules
 from jax_dist.lint.engine import suppressions
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Code, Finding, Safety
+from jax_dist.lint.model.findings import Code, Edit, Finding, Safety
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Patterns, Source, UnreadableError
@@ -132,6 +132,8 @@ def check_module(
     """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
     source = module.source
     findings: list[Finding] = []
+    edits: tuple[Edit, ...] = ()
+    loses_comment = False  # whether `edits` do
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue
@@ -143,12 +145,19 @@ def check_module(
             string = _string_around(module, node)
             if string is not None:  # Python 3.11 does not know where in the string the node stands
                 node, fix = string, None
-            if fix is not None:  # one that removes a comment is not offered
-                comments = (source.code[edit.start : edit.end].count(b"#") for edit in fix.edits)
-                if sum(comments) > sum(edit.text.count("#") for edit in fix.edits):
-                    fix = None
+            if fix is not None and fix.edits is not edits:  # many matches may share their edits
+                edits = fix.edits
+                loses_comment = _loses_comment(source, edits)
+            if fix is not None and loses_comment:
+                fix = None
             findings.append(rule.finding(source, match.message, module.span(node), fix))
     return sorted(findings, key=lambda finding: (finding.span[0], finding.code))
+
+
+def _loses_comment(source: Source, edits: tuple[Edit, ...]) -> bool:
+    """Return whether edits remove a comment; a "#" in a string counts as one."""
+    removed = sum(source.code[edit.start : edit.end].count(b"#") for edit in edits)
+    return removed > sum(edit.text.count("#") for edit in edits)
 
 
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:

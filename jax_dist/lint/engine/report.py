@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
 
 from jax_dist import _codes
@@ -80,17 +81,19 @@ def _block(finding: Finding, *, color: bool) -> str:
 
 
 def _marked_line(finding: Finding) -> tuple[str, int, int]:
-    """Return `(line, before, width)`: a finding's line, the characters before it and its own."""
+    """Return `(line, before, width)`: a finding's line, the columns before it and its own."""
     text, start, end = finding.line_text.rstrip(), finding.start, finding.end
     first, last = start.column - 1, end.column - 1
     if (end.cell, end.line) != (start.cell, start.line):
         last = len(text)
-    if len(text) > _WIDEST:
-        text, first, last = f"…{text[first:]}", 1, last - first + 1
+    if len(text) > _WIDEST and not text.startswith("…"):
+        text = f"…{text[first:]}"
+    if text.startswith("…"):  # the text begins at the finding
+        first, last = 1, last - first + 1
     if len(text) > _WIDEST:
         text, last = f"{text[:_WIDEST]}…", min(last, _WIDEST)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
-    return before + marked + after, len(before), max(len(marked), 1)
+    return before + marked + after, _width(before), max(_width(marked), 1)
 
 
 def _visible(text: str) -> str:
@@ -99,6 +102,13 @@ def _visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes on a terminal: two for a wide character."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _command(finding: Finding) -> str:

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
 
+_LONGEST_LINE = 1000  # bytes; of a longer line, a finding keeps a part
+
 
 class UnreadableError(ValueError):
     """A file whose bytes are not text in the encoding that it declares."""
@@ -65,15 +67,28 @@ class Source:
     def position(self, offset: int) -> Position:
         """Return the line and column of a byte."""
         row = self.row(offset)
-        before = self.code[self.line_starts[row] : offset]
-        return Position(row + 1, len(before.decode("utf-8", "replace")) + 1)
+        start = self.line_starts[row]
+        inside = bisect.bisect_left(self._continuations, offset)
+        inside -= bisect.bisect_left(self._continuations, start)
+        return Position(row + 1, offset - start - inside + 1)
+
+    @functools.cached_property
+    def _continuations(self) -> list[int]:
+        """The offsets of the bytes that continue a character, and so are no column."""
+        return [match.start() for match in re.finditer(rb"[\x80-\xbf]", self.code)]
 
     def line_text(self, offset: int) -> str:
-        """Return the line that holds `offset`, without its end."""
+        """Return the line that holds `offset`, without its end.
+
+        Of one longer than `_LONGEST_LINE`, return "…" and the part that begins at `offset`.
+        """
         row = self.row(offset)
+        start = self.line_starts[row]
         end = self.line_starts[row + 1] if row + 1 < len(self.line_starts) else len(self.code)
-        text = self.code[self.line_starts[row] : end]
-        return text.decode("utf-8", "replace").rstrip("\r\n")
+        if end - start <= _LONGEST_LINE:
+            return self.code[start:end].decode("utf-8", "replace").rstrip("\r\n")
+        part = self.code[offset : min(end, offset + _LONGEST_LINE)]
+        return "…" + part.decode("utf-8", "ignore").rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
         """Return the file's bytes once `code` is in the place of its code."""
