@@ -31,6 +31,26 @@ def _find(fun, *args):
 # ---- what is said of them
 
 
+def test_what_is_known_of_a_capture():
+    w = jnp.ones((3, 5), jnp.bfloat16)
+    fun = lambda x: x @ w
+    (capture,) = _find(fun, _X)
+
+    assert (capture.name, capture.shape) == ("w", (3, 5))
+    assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
+    assert (capture.refused, capture.value) == ("", w)
+    assert capture.captured_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno}")
+    assert capture.used_at == capture.captured_at
+
+
+def test_an_array_used_at_many_depths_is_found_once():
+    w = np.arange(3, dtype=np.float32)
+    inner = jax.jit(lambda x: x * w)
+    fun = lambda x: inner(x) + jax.jit(inner)(x) * w + lax.cond(x[0] > 0, inner, jnp.sin, x)
+
+    assert [capture.name for capture in _find(fun, _X)] == ["w"]
+
+
 def test_keys_are_known_as_keys():
     new, old, plain = jax.random.key(1), jax.random.PRNGKey(2), jnp.array([3, 4], jnp.uint32)
     fun = lambda x: x + jax.random.normal(new) + jax.random.normal(old) + plain[0]
@@ -117,6 +137,8 @@ PROGRAMS = {
     "remat": jax.checkpoint(_jitted),
     "shard_map": _shard_map(_jitted, check_vma=True),
     "shard_map, unchecked": _shard_map(_jitted, check_vma=False),
+    "pmap": lambda x: jax.pmap(_jitted)(jnp.stack([x, 2 * x])),
+    "scan of cond of jit": lambda x: lax.scan(lambda c, _: (c + _cond(c), None), x, length=3)[0],
     "returned": lambda x: (jax.jit(lambda: (_N, x))(), _W),
 }
 DIFFERENTIATED = ("plain", "jit", "scan", "cond", "custom_vjp", "custom_jvp", "remat", "shard_map")

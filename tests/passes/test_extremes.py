@@ -97,3 +97,13 @@ def test_ties_share_the_gradient_on_whichever_device_they_are():
     wanted = jax.grad(cubed_on_one_device)(TIES)
     assert wanted[0, 0, 0] == 3 * 5**2 / 4
     np.testing.assert_allclose(jax.jit(jax.grad(cubed))(TIES), wanted, rtol=1e-6)
+
+
+def test_second_derivative():
+    direction = np.zeros_like(TIES)
+    direction[1, 1, 3] = direction[3, 1, 3] = 2.0  # only the second is the largest
+
+    wanted = np.zeros_like(TIES)
+    wanted[3, 1, 3] = 2.0 * 6 * 7  # 6 x, at x = 7
+    slope = jax.grad(lambda x: jnp.vdot(jax.grad(cubed)(x), direction))
+    np.testing.assert_allclose(jax.jit(slope)(TIES), wanted, rtol=1e-6, atol=1e-6)

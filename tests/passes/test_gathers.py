@@ -4,6 +4,7 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gather_checks import (
     assert_close,
@@ -15,6 +16,7 @@ from gather_checks import (
     rewritten_leaves,
 )
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 from jax_dist._rewrite import PassFinding, PassPlan
@@ -134,6 +136,16 @@ def test_other_refusals(why):
 # ---- values
 
 
+def test_a_nan_on_one_device_reaches_all():
+    x = X.at[2, 1].set(jnp.nan)  # on the second device
+    function = on_four(lambda x: lax.all_gather(x, "i").max(0) - lax.all_gather(-x, "i").min(0))
+    plan = planned(function, x)
+
+    assert count(jaxpr_as_fun(plan.jaxpr), x) == (0, 2)
+    is_nan = np.isnan(np.asarray(jax.jit(jaxpr_as_fun(plan.jaxpr))(x)[0]))
+    assert is_nan.tolist() == [[False, True, False], [False] * 3] * 4
+
+
 def _looped_and_branched(x):
     mapped = on_four(average)
     looped = lax.fori_loop(0, 3, lambda _, x: mapped(x) + 1, x)
@@ -146,9 +158,28 @@ def _twice(x):
     return on_four(lambda x: layer(layer(x) + x))(x)
 
 
+def _constants(x):
+    """Return a constant, which has no variable of its own."""
+    each = jax.jit(total)
+    return on_four(lambda x: x * each(2.0) + each(3.0), check_vma=False)(x)
+
+
+def _nested(x):
+    def outer(x):
+        weighted = lambda x: (lax.all_gather(x, "i") * jnp.arange(4.0)[:, None, None]).sum(0)
+        specs = {"in_specs": P("i"), "out_specs": P("i")}
+        return jax.shard_map(weighted, **specs, axis_names={"i"}, check_vma=False)(x)
+
+    specs = {"in_specs": P("j"), "out_specs": P("j"), "axis_names": {"j"}}
+    return jax.shard_map(outer, mesh=mesh_of(i=4, j=2), **specs, check_vma=False)(x)
+
+
 _COMPOSED = {
+    "among other equations": (lambda x: jnp.sin(on_four(total)(jnp.cos(x)) * 2), 1),
     "loops and branches around": (_looped_and_branched, 2),
     "a layer called twice": (_twice, 2),
+    "a jit of a constant": (_constants, 2),
+    "a shard_map in another": (_nested, 1),
     "jax.pmap": (lambda x: jax.pmap(total, "i")(x.reshape(8, 3)), 1),
     "second branch": (
         on_four(lambda x: lax.cond(lax.pmax(x[0, 0], "i") > 9, lambda x: x, total, x)),

@@ -36,6 +36,7 @@ def _names(source):
 
 _ONE_LINE = {  # all are used and captured in line 1
     "global": ("fun = lambda x: x @ w", "w"),
+    "global NumPy": ("fun = lambda x: x @ n", "n"),
     "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key"),
     "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]"),
     "namedtuple": (
@@ -43,8 +44,11 @@ _ONE_LINE = {  # all are used and captured in line 1
         "t.b",
     ),
     "partial": ("fun = functools.partial(lambda v, x: x @ v, w)", "args[0]"),
+    "partial by name": ("fun = functools.partial(lambda x, v: x @ v, v=w)", "v"),
     "jit": ("fun = jax.jit(lambda x: x @ w)", "w"),
+    "jit of partial": ("fun = jax.jit(functools.partial(lambda v, x: x @ v, w))", "args[0]"),
     "grad": ("fun = jax.grad(lambda x: jnp.sin(x @ w).sum())", "w"),
+    "vmap": ("fun = jax.vmap(lambda x: x * w)", "w"),
     "shard_map": (
         "fun = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P(), out_specs=P())",
         "w",
@@ -150,6 +154,15 @@ def test_equinox():
 
     assert _names_of(lambda x: model(x)) == {f"model.{part}" for part in parts}
     assert _names_of(model) == {f"self.{part}" for part in parts}
+
+
+def test_flax_linen():
+    linen = pytest.importorskip("flax.linen")
+    module = linen.Dense(4)
+    params = module.init(jax.random.key(0), jnp.ones(3))
+
+    names = _names_of(lambda x: module.apply(params, x))
+    assert names == {"params['params']['kernel']", "params['params']['bias']"}
 
 
 def test_flax_nnx():

@@ -62,6 +62,7 @@ _STEPS = {
     "psum": (total, BOTH),
     "all_gather": (lambda x: lax.all_gather(x, "i"), BOTH),
     "axis_index": (lambda x: lax.axis_index("j") * jnp.ones(2), ONLY_I),
+    "product": (lambda x: x * lax.axis_index("j"), NONE),
     "ppermute": (lambda x: lax.ppermute(total(x), "i", [(0, 1)]), ONLY_J),
     "psum_scatter": (lambda x: lax.psum_scatter(jnp.ones((2, 3)), "i"), ONLY_J),
     "all_to_all": (lambda x: lax.all_to_all(jnp.ones((3, 3)), "j", 0, 0), ONLY_I),
@@ -69,6 +70,7 @@ _STEPS = {
         lambda x: lax.psum(jnp.ones(2), "j", axis_index_groups=[[0], [1], [2]]),
         ONLY_I,
     ),
+    "random": (lambda x: jax.random.normal(jax.random.key(0), (2,)), BOTH),
     "random by device": (
         lambda x: jax.random.normal(
             jax.random.fold_in(jax.random.key(0), lax.axis_index("j")), (2,)
@@ -91,7 +93,15 @@ _STEPS = {
         lambda x: lax.scan(lambda c, n: (jnp.ones_like(c), None), x, jnp.arange(0))[0],
         ONLY_J,
     ),
+    "what a scan collects": (
+        lambda x: lax.scan(lambda c, row: (c, total(row)), 0.0, x)[1],
+        BOTH,
+    ),
     "a while loop's carry": (lambda x: looped(3, lambda c: c + x, jnp.ones((6, 5))), ONLY_J),
+    "a loop left together": (
+        lambda x: looped(total(x).sum(), lambda c: c + 1, 0.0)[None],
+        BOTH,
+    ),
     "a loop left apart": (lambda x: looped(x.sum(), lambda c: c + 1, 0.0)[None], ONLY_J),
     "other branches": (
         lambda x: lax.cond(x.sum() > 0, lambda: jnp.ones(2), lambda: jnp.zeros(2)),
@@ -103,6 +113,16 @@ _STEPS = {
     ),
     # ---- bodies that may be called on anything
     "composite": (lambda x: lax.composite(jnp.sin, "a.b")(total(x)), BOTH),
+    "composite by device": (
+        lambda x: lax.composite(lambda x: x * lax.axis_index("i"), "a.b")(total(x)),
+        ONLY_J,
+    ),
+    "solve": (lambda x: jnp.linalg.solve(jnp.eye(3), total(x)[:1].repeat(3, 0)), BOTH),
+    "search": (lambda x: jnp.searchsorted(jnp.arange(5.0), total(x)), BOTH),
+    "window": (
+        lambda x: lax.reduce_window(total(x), 1.0, lambda a, b: a * b + 1, (1, 2), (1, 1), "VALID"),
+        BOTH,
+    ),
     "scatter by device": (
         lambda x: jnp.ones((2, 3)).at[0].apply(lambda v: v * lax.axis_index("i")),
         ONLY_J,
