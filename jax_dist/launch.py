@@ -31,8 +31,8 @@ _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL, and for the last lines of o
 _EXIT_CODES: dict[Reason, int] = {"timeout": 124, "interrupted": 130, "terminated": 143}
 
 
-def note(event: Literal["joined", "failed"], rank: int) -> None:
-    """Tell the launcher of this process, if there is one, that the rank has joined or failed."""
+def note(event: Literal["joined", "failed", "finished"], rank: int) -> None:
+    """Tell the launcher of this process, if there is one, what has become of the rank."""
     if os.environ.get(_NOTES):
         with contextlib.suppress(OSError):  # the launcher is gone
             pathlib.Path(os.environ[_NOTES], f"{event}-{rank}").touch()
@@ -46,7 +46,8 @@ class JobOutcome:
     codes: tuple[int, ...]  # exit code of each rank; negative: the signal that ended it
     first: int | None  # the rank that failed first
     running: tuple[int, ...]  # ranks that were running when the job was to end
-    has_joined: bool  # whether a rank called `multihost.initialize`
+    joined: int  # number of ranks that called `multihost.initialize`
+    finished: tuple[int, ...]  # of these, the ranks whose program came to its end
     seconds: float
 
     @property
@@ -62,8 +63,14 @@ class JobOutcome:
             yield f"the time limit is over; still running: {', '.join(map(str, self.running))}"
         elif self.first is not None:
             yield f"rank {self.first} failed first: {format_code(self.codes[self.first])}"
+            if self.codes[self.first] == -signal.SIGABRT and 0 < len(self.finished) < self.joined:
+                ranks = ", ".join(map(str, self.finished))
+                yield (
+                    f"only in rank {ranks} the program had ended before: JAX then ends the job "
+                    "after the shutdown_timeout of jax_dist.multihost.initialize"
+                )
         count = len(self.codes)
-        if self.reason == "finished" and count > 1 and not self.has_joined:
+        if self.reason == "finished" and count > 1 and not self.joined:
             yield (
                 "no rank called jax_dist.multihost.initialize; unless the program calls "
                 f"jax.distributed.initialize itself, these were {count} separate jobs"
@@ -190,6 +197,11 @@ class _Job:
         except FileNotFoundError:  # it did not call `initialize`, which leaves notes
             return 1, 0
 
+    def find_ranks(self, event: str) -> tuple[int, ...]:
+        """Return the ranks that left a note of an event."""
+        notes = (path.name.split("-") for path in self.notes.iterdir())
+        return tuple(sorted(int(rank) for name, rank in notes if name == event))
+
     def _check_timeout(self) -> None:
         is_over = self.timeout is not None and time.monotonic() > self.start + self.timeout
         if is_over and self.reason == "finished":
@@ -269,7 +281,8 @@ def run(
             codes=codes,
             first=job.first,
             running=job.running,
-            has_joined=any(pathlib.Path(notes).glob("joined-*")),
+            joined=len(job.find_ranks("joined")),
+            finished=job.find_ranks("finished"),
             seconds=time.monotonic() - job.start,
         )
 

@@ -191,7 +191,7 @@ def _install_hooks(rank: int) -> None:
     """Make uncaught exceptions, and `sys.exit` with a code other than 0, end this process at once.
 
     Python calls `sys.excepthook` for an uncaught exception, but nothing for a SystemExit: so
-    `sys.exit` is replaced by a function that remembers the call for `_end_if_exit_failed`.
+    `sys.exit` is replaced by a function that remembers the call for `_leave`.
     """
     global _hooks_installed
     if _hooks_installed:
@@ -224,20 +224,23 @@ def _install_hooks(rank: int) -> None:
     sys.excepthook = print_and_end
     sys.exit = remember_and_exit
     # It is called before the exit function of JAX, registered earlier, which waits for the others.
-    atexit.register(_end_if_exit_failed, rank)
+    atexit.register(_leave, rank)
 
 
-def _end_if_exit_failed(rank: int) -> None:
-    """End this process at once if an uncaught `sys.exit` with a failure ended its program."""
-    if _last_exit is None or _last_exit.status in (None, 0):
-        return
+def _leave(rank: int) -> None:
+    """Note that the program is finished; end this process at once if it called `sys.exit(1)`."""
     # An uncaught SystemExit leaves the main program at the instruction that called `sys.exit`. Had
     # the program caught it, it would have ended at a later instruction.
-    if _last_exit.main_frame.f_lasti == _last_exit.position:
-        status = _last_exit.status
+    if (
+        _last_exit is not None
+        and _last_exit.main_frame.f_lasti == _last_exit.position
+        and _last_exit.status not in (None, 0)
+    ):
         launch.note("failed", rank)
+        status = _last_exit.status
         code = status if isinstance(status, int) else 1
         _end(f"rank {rank} ends after sys.exit({status!r})", code & 0xFF)
+    launch.note("finished", rank)
 
 
 def _end(text: str, code: int) -> NoReturn:

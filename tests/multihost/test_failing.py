@@ -75,7 +75,7 @@ def test_all_ranks_end_by_themselves(way):
     _assert_gone("".join(outputs))
 
 
-@pytest.mark.parametrize("way", ["killed", "raises", "exits", "cleans up"])
+@pytest.mark.parametrize("way", ["killed", "raises", "exits", "cleans up", "returns"])
 def test_launch_ends_all_and_names_the_first(way):
     lines: list[tuple[int, str, str]] = []
     outcome = launch.run(
@@ -89,8 +89,11 @@ def test_launch_ends_all_and_names_the_first(way):
     texts = ["".join(f"{line}\n" for rank, _, line in lines if rank == n) for n in range(3)]
 
     assert outcome.reason == "failed", texts
-    assert outcome.has_joined
-    if way != "cleans up":  # there, the watchdogs of all ranks fire together
+    assert outcome.joined == 3
+    assert outcome.finished == ((1,) if way == "returns" else ())
+    is_told = "only in rank 1 the program had ended" in "\n".join(outcome.describe())
+    assert is_told == (way == "returns")
+    if way not in ("cleans up", "returns"):  # there, watchdogs or JAX end all ranks together
         assert outcome.first == 1, texts
         assert outcome.codes[1] == _WAYS[way].code
     assert re.search(_WAYS[way].text, texts[1]), texts
