@@ -94,6 +94,8 @@ def _result(text: str):
 
 @pytest.mark.parametrize("rule", _CHECKED, ids=lambda rule: rule.code)
 def test_each_rule_has_cases_in_order(rule):
+    file = f"tests/lint/rule_cases/{rule.name.replace('-', '_')}.py"
+    assert rule.code in _CASES, f"{file} is missing"
     kinds = [type(case) for case in _CASES[rule.code]]
 
     assert kinds.count(Negative) >= 2

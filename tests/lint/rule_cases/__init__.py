@@ -50,4 +50,6 @@ def by_code() -> dict[str, tuple[Case, ...]]:
     """Return the cases of each rule, by its code."""
     by_name = {rule.name.replace("-", "_"): code for code, rule in RULES.items()}
     names = sorted(each.name for each in pkgutil.iter_modules(__path__))
+    unknown = [name for name in names if name not in by_name]
+    assert not unknown, f"no rule has the name of {unknown}, or two rules have one code"
     return {by_name[name]: importlib.import_module(f"{__name__}.{name}").CASES for name in names}
