@@ -149,7 +149,8 @@ def mapped_size(
             )
         sizes[index] = shape[axis]
     if not sizes:
-        unmapped = ", ".join(paths()) or "it got no arrays"
+        names = ", ".join(paths())
+        unmapped = f"not mapped: {names}" if names else "it got no arrays"
         raise MappedAxisError(
             f"pmap of '{fun_name}' requires at least one argument with a mapped axis ({unmapped}). "
             "Map one, such as jax.numpy.arange(size)."

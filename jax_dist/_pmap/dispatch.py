@@ -149,8 +149,8 @@ class Dispatcher:
             return emission.emit_inside(self.options, call, outer), None, False
         if manual := meshes.manual_axes():
             raise MappedAxisError(
-                f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r} that is "
-                "not ours. Map the outer function with jax_dist.pmap too, or use jax.vmap inside."
+                f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r}, which "
+                "pmap cannot extend. Map the outer function with jax_dist.pmap too, or use vmap."
             )
         # In an outer trace, a call on constants has no tracers among its leaves.
         if any_tracer(call.leaves) or programs.is_staged():

@@ -75,7 +75,7 @@ _CASES = {  # the call, the class of its error, and words of its text
         "got arguments of different sizes along the mapped axis; all must be equal "
         "(batch['x']: 8, mask: 7).",
     ),
-    "nothing mapped": (_call(_EIGHT, in_axes=None), _AXIS, "with a mapped axis (x). Map one"),
+    "nothing mapped": (_call(_EIGHT, in_axes=None), _AXIS, "axis (not mapped: x). Map one"),
     "empty axis": (_call(np.ones((0, 3))), _AXIS, "got an empty mapped axis (size 0)"),
     "in_axes, path": (
         _call((_EIGHT, _EIGHT), _EIGHT, fun=_two, in_axes=((0, 0, 0), 0)),
@@ -149,7 +149,7 @@ _CASES = {  # the call, the class of its error, and words of its text
     "in a foreign shard_map": (
         lambda: jax.jit(_in_foreign_shard_map)(np.ones((16, 2))),
         _AXIS,
-        "is called inside a shard_map over ('i',) that is not ours",
+        "is called inside a shard_map over ('i',), which pmap cannot extend",
     ),
     "under another mesh": (_under_a_mesh_of_eight, _AXIS, "but is traced under a mesh of 8"),
     "under a vmap of its name": (
