@@ -343,7 +343,8 @@ def _compare_values(
     distance = float(distances.max(initial=0.0))
     if (distances > expected.tolerance).any():
         return False, _describe_difference(values, count, expected, states), distance
-    mean_size = np.abs(np.nan_to_num(widen(one))).mean() if one.dtype.kind in "fc" else 0.0
+    is_inexact = jnp.issubdtype(one.dtype, jnp.inexact)
+    mean_size = np.abs(np.nan_to_num(widen(one))).mean() if is_inexact else 0.0
     if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
         return None, "undecided: rounding alone changes it", distance
     return True, "", distance
@@ -374,16 +375,15 @@ def _describe_difference(
     for subject, old in old_values.items():
         if old.shape != one.shape or is_close(one, old):
             continue
-        change, changes = one - old, values - old
-        factor = float(np.real(np.vdot(change, changes[0]) / np.vdot(change, change)))
-        nearest = min((count, 1 / count), key=lambda number: abs(factor - number))
-        if is_close(changes, (change * nearest)[None], nearest):
-            return f"{count} times the {subject}" if nearest > 1 else f"1/{count} of the {subject}"
+        if is_close(values - old, (one - old)[None] * count, count):
+            return f"{count} times the {subject}"
+        if is_close(values - old, (one - old)[None] / count):
+            return f"1/{count} of the {subject}"
     if is_close(values, values[:1]):
         return "other values"
     # A collective is missing if the values of the devices, merged, are the value.
     merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
-    if expected.value.dtype.kind in "fc":
+    if jnp.issubdtype(expected.value.dtype, jnp.inexact):
         for name, merge in merges.items():
             if is_close(merge(values, axis=0), one, count if name == "sum" else 1):
                 return f"the devices differ; their {name} is the value"
@@ -413,10 +413,8 @@ def widen(array: Any) -> np.ndarray:
 
 
 def to_numpy(leaf: Any) -> np.ndarray:
-    """Return a NumPy array: of random keys the data, of bfloat16 and float8 types float32."""
-    host = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    is_extended = jnp.issubdtype(host.dtype, jnp.floating) and host.dtype.kind != "f"
-    return host.astype(np.float32) if is_extended else host
+    """Return the NumPy array of an array, or of the data of random keys."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def _to_host(leaf: Any) -> Any:
