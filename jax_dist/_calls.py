@@ -134,23 +134,16 @@ def leaves_by_path(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return leaves
 
 
-class UserCode(NamedTuple):
-    """A line of the user's code, with the variables that occur in it."""
+def user_code(trace: TracebackType | None) -> tuple[str, str, dict[str, ArgumentInfo]]:
+    """Return the innermost line of the user's code in a traceback, with the variables in it.
 
-    line: str  # "train.py:12"
-    text: str  # its source
-    variables: dict[str, ArgumentInfo]  # their leaves, by path
-
-
-def code_at(trace: TracebackType | None) -> UserCode:
-    """Return the innermost line of the user's code in a traceback, and what its words name.
-
-    JAX dispatches calls in C++, where no frame has their arguments.
+    That is "train.py:12", its source, and the leaves of the variables by path. JAX dispatches calls
+    in C++, where no frame has their arguments.
     """
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
     steps = [step for step in steps if not step[1].filename.startswith(LIBRARIES)]
     if not steps:
-        return UserCode(user_line(), "an operation", {})
+        return user_line(), "an operation", {}
     (frame, _), summary = steps[-1]
     line = summary.lineno or 1
     lines = linecache.getlines(summary.filename, frame.f_globals)[line - 1 : summary.end_lineno]
@@ -161,7 +154,7 @@ def code_at(trace: TracebackType | None) -> UserCode:
         with contextlib.suppress(Exception):  # no variable, or an object that raises when read
             leaves = leaves_by_path(None, (), {word: namespace[word]})
             variables |= {path: _describe(leaf) for path, leaf in leaves.items()}
-    return UserCode(f"{display_path(summary.filename)}:{line}", text, variables)
+    return f"{display_path(summary.filename)}:{line}", text, variables
 
 
 def _describe(leaf: Any) -> ArgumentInfo:

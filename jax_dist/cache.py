@@ -71,13 +71,8 @@ def enable(
     """
     if failures not in (None, "raise", "retry"):
         raise ArgumentError(f"failures={failures!r} is not one of None, 'raise' and 'retry'.")
-    if not isinstance(min_compile_seconds, int | float) or not min_compile_seconds >= 0:
-        raise ArgumentError(
-            f"min_compile_seconds={min_compile_seconds!r} is not a time in seconds."
-        )
     size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
-    is_off_in_jax = max_size is None and size == 0
-    if path is None or is_off_in_jax:
+    if path is None or (max_size is None and size == 0):  # JAX's size 0 turns its cache off
         return _disable()
     limit = None if size == -1 else _parse_size(size)
     base = directories.choose(path, os.environ)
@@ -85,9 +80,11 @@ def enable(
     if is_url and failures is not None:
         raise ArgumentError(f"failures={failures!r} needs a local directory, not {base}.")
     directory = directories.add_machine(base if is_url else os.path.abspath(base))
-    problem = directories.url_problem(base) if is_url else _prepare(pathlib.Path(directory))
-    if problem is not None:
-        warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
+    try:
+        directories.prepare(directory)
+    except OSError as error:
+        text = f"The compilation cache is off: {error.filename}: {error.strerror}."
+        warnings.warn(CacheWarning(text), stacklevel=2)
         return _disable()
     _watcher.directory, _watcher.max_size, _watcher.failures = directory, limit, None
     if failures is not None:
@@ -116,21 +113,6 @@ def _disable() -> None:
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", None)
     _compat.reset_cache()
-
-
-def _prepare(directory: pathlib.Path) -> str | None:
-    """Create a cache directory, return why it cannot be used or None, and raise if it is unsafe."""
-    try:
-        directories.make(directory)
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-    reason = directories.untrusted_reason(directory)
-    if reason is not None:
-        raise ArgumentError(
-            f"The cache directory {directory} is not safe to load code from: {reason}. Give "
-            "another directory, or take that permission away (chmod o-w)."
-        )
-    return None
 
 
 def _parse_size(text: int | str) -> int:
@@ -170,9 +152,9 @@ class _Watcher:
         self.max_size: int | None = None  # bytes
         self.failures: FailureRecords | None = None
         self.total: dict[str, Counts] = {}  # by function, since the start of the process
-        self._active_counts: list[dict[str, Counts]] = [self.total]  # also those of `stats` blocks
+        self.blocks: list[Stats] = []  # `with` blocks of `stats`, which count too
+        self.lock = threading.Lock()  # of `total` and `blocks`
         self._store: Store | None = None
-        self._lock = threading.Lock()
 
     def open_store(self, path: str) -> Store | None:
         """Return what reads and writes entries at a path; None leaves it to JAX."""
@@ -209,18 +191,9 @@ class _Watcher:
         outcome = f"not written: {reason}" if reason else "written"
         _log.info("%s: compiled in %.1f s, %s", name, seconds, outcome)
 
-    def start_counting(self, functions: dict[str, Counts]) -> None:
-        with self._lock:
-            self._active_counts.append(functions)
-
-    def stop_counting(self, functions: dict[str, Counts]) -> None:
-        with self._lock:
-            # Not remove(), which takes the first equal one: all new ones are equal.
-            self._active_counts = [c for c in self._active_counts if c is not functions]
-
     def _count(self, name: str, counts: Counts) -> None:
-        with self._lock:
-            for functions in self._active_counts:
+        with self.lock:
+            for functions in (self.total, *(block._functions for block in self.blocks)):
                 functions[name] = functions.get(name, Counts()) + counts
 
 
@@ -243,11 +216,13 @@ class Stats:
 
     def __enter__(self) -> Self:
         self._functions = {}
-        _watcher.start_counting(self._functions)
+        with _watcher.lock:
+            _watcher.blocks.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _watcher.stop_counting(self._functions)
+        with _watcher.lock:
+            _watcher.blocks.remove(self)
 
     @property
     def functions(self) -> dict[str, Counts]:

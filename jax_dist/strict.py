@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import jax
 import numpy as np
 
-from jax_dist._calls import ArgumentInfo, Call, call_on_stack, code_at, leaves_by_path, user_line
+from jax_dist._calls import ArgumentInfo, Call, call_on_stack, leaves_by_path, user_code, user_line
 from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -279,16 +279,16 @@ def _make_transfer_error(error: Exception) -> TransferError:
     source, target = direction.groups() if direction else ("host", "device")
     aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))
     type_ = aval[1] if aval else None  # such as "float32[4]"
-    code = code_at(error.__traceback__)
+    line, text, variables = user_code(error.__traceback__)
     names = [
         f"{path} {info.type}"
-        for path, info in code.variables.items()
+        for path, info in variables.items()
         if info.is_host == (source == "host") and info.type.strip("~") == type_
     ]
     moved = " or ".join(names[:_SHOWN]) or type_ or "an array"
     remedy = "jax.device_get" if target == "host" else "jax.device_put"
     return TransferError(
-        f"{moved} moves from {source} to {target}, at {code.line} in `{code.text}`. Use {remedy} "
+        f"{moved} moves from {source} to {target}, at {line} in `{text}`. Use {remedy} "
         "where you mean it, once if the value stays the same, or jax_dist.allow_transfers()."
     )
 

@@ -1,5 +1,6 @@
 """The directory of the compilation cache, and whether it is safe to load code from."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -10,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from importlib import metadata
 
-from jax_dist.errors import ArgumentTypeError
+from jax_dist.errors import ArgumentError
 
 _CPU_FACTS = re.compile(
     r"^(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:\s*(.*)$", re.MULTILINE
@@ -19,8 +20,6 @@ _CPU_FACTS = re.compile(
 
 def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
     """Return the directory or URL: `path`, or else that of a variable, or else of the user."""
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise ArgumentTypeError(f"path={path!r} is no directory; None turns the cache off.")
     variables = ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
     for choice in (os.fsdecode(path), *map(environment.get, variables)):
         if choice:
@@ -32,21 +31,6 @@ def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
 def is_url(path: str) -> bool:
     """Return whether a path is a URL, such as `gs://bucket/cache`."""
     return "://" in path
-
-
-def url_problem(url: str) -> str | None:
-    """Return why JAX cannot keep its cache at a URL, or None."""
-    try:
-        from etils import epath
-    except ImportError:
-        return f"{url} needs etils[epath]"
-    if not re.fullmatch(r"\w+://[^/].*", url):
-        return f"{url} names no bucket or host, as gs://bucket/cache does"
-    try:
-        epath.Path(url)
-    except (KeyError, ImportError) as error:
-        return f"{url}: etils knows no such place ({error})"
-    return None
 
 
 def add_machine(path: str) -> str:
@@ -66,14 +50,35 @@ def add_machine(path: str) -> str:
     return f"{path.rstrip('/')}/{name}"
 
 
-def make(directory: pathlib.Path) -> None:
-    """Create a directory and its missing parents, for this user alone."""
-    for path in reversed((directory, *directory.parents)):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
+def prepare(path: str) -> None:
+    """Create a directory and its missing parents, for this user alone; only check a URL.
+
+    Raises:
+      OSError: it cannot be created, or JAX cannot use the URL.
+      ArgumentError: other users can put files into it.
+    """
+    if is_url(path):
+        try:
+            from etils import epath
+
+            epath.Path(path)
+        except (ImportError, KeyError) as error:
+            reason = f"needs etils[epath] and its file system ({error})"
+            raise OSError(errno.EINVAL, reason, path) from error
+        return
+    directory = pathlib.Path(path)
+    for folder in reversed((directory, *directory.parents)):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
+    reason = _untrusted_reason(directory)
+    if reason is not None:
+        raise ArgumentError(
+            f"The cache directory {directory} is not safe to load code from: {reason}. Give "
+            "another directory, or take that permission away (chmod o-w)."
+        )
 
 
-def untrusted_reason(directory: pathlib.Path) -> str | None:
+def _untrusted_reason(directory: pathlib.Path) -> str | None:
     """Return why any user of the machine can put files into a directory, or None.
 
     That takes the right to write to the directory, or to replace it or a directory above it. In a

@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 from jax_dist._files import write_atomically
 
 PLUGIN = """\
-import importlib.util
 import sys
 
-if importlib.util.find_spec("jax_dist") is None:
-    sys.path.append({library!r})
+sys.path.append({library!r})  # last: a jax_dist that is installed comes first
 from jax_dist._cache.record import initialize
 """
 RECORDS, CACHE = "JAX_DIST_RECORDS", "JAX_DIST_RECORD_CACHE"
@@ -55,45 +53,42 @@ class Program:
 
 
 def initialize() -> None:
-    """Record the programs that this process looks up in the cache; JAX calls it as a plugin."""
+    """Record the programs that this process looks up in the cache; JAX calls it as a plugin.
+
+    One file is written for each program. The process uses a private cache.
+    """
+    import jax
+
     from jax_dist import _compat
 
-    _compat.watch_cache_keys(_Recorder(pathlib.Path(os.environ[RECORDS]), os.environ[CACHE]))
+    directory, private_cache = pathlib.Path(os.environ[RECORDS]), os.environ[CACHE]
+    start_time, numbers = time.time_ns(), itertools.count()
+    user_cache = ""  # the cache directory that the program itself has set
 
-
-class _Recorder:
-    """A writer of one file for each program that JAX looks up, which uses a private cache."""
-
-    def __init__(self, directory: pathlib.Path, private_cache: str) -> None:
-        self._directory, self._private_cache = directory, private_cache
-        self._start_time, self._numbers = time.time_ns(), itertools.count()
-        self._user_cache = ""  # the cache directory that the program itself has set
-
-    def __call__(self, module: Any, devices: Any, options: Any, key: str) -> None:
+    def record(module: Any, devices: Any, options: Any, key: str) -> None:
         """Write down a program: its MLIR module, array of devices, compile options, cache key."""
-        import jax
-
-        from jax_dist import _compat
-
-        directory = jax.config.values["jax_compilation_cache_dir"]
-        jax.config.update("jax_compilation_cache_dir", self._private_cache)
+        nonlocal user_cache
+        cache = jax.config.values["jax_compilation_cache_dir"]
+        jax.config.update("jax_compilation_cache_dir", private_cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        if directory != self._private_cache:
-            self._user_cache = directory or ""
+        if cache != private_cache:
+            user_cache = cache or ""
             _compat.reset_cache()
         settings = {
             "XLA flags": _list_flags(),
             "compiler options": [f"{k}={v}" for k, v in options.env_option_overrides],
             "devices": [str(device.id) for device in devices.flatten()],
-            "cache directory": [self._user_cache],
+            "cache directory": [user_cache],
         }
         name = module.operation.attributes["sym_name"].value
         program = Program(name, key, jax.process_index(), settings, describe(module))
         # Sorted by name, the files of a run are in the order of its compilations.
-        file = f"{self._start_time:020}-{os.getpid()}-{next(self._numbers):06}.pickle"
+        file = f"{start_time:020}-{os.getpid()}-{next(numbers):06}.pickle"
         with contextlib.suppress(OSError):  # a full disk must not end the program
-            write_atomically(self._directory / file, pickle.dumps(program))
+            write_atomically(directory / file, pickle.dumps(program))
+
+    _compat.watch_cache_keys(record)
 
 
 def _list_flags() -> list[str]:

@@ -8,7 +8,6 @@ it prints the cause, the place in the program, and what to do.
 import argparse
 import dataclasses
 import json
-import re
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -31,8 +30,6 @@ examples:
   jax-dist cache verify --json -- python train.py
 """
 _MAX_OUTPUT_LINES = 20  # of a program that failed, from its end
-_GREEN, _RED, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[0m"
-_RULE_CODE = re.compile(r"^JXD\d+")
 
 
 def add_parser(commands: Any) -> None:
@@ -44,7 +41,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
     )
-    terminal.add_color(parser)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
@@ -56,29 +52,22 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:
-        color = terminal.wants_color(options.color, out)
-        out.writelines(f"{line}\n" for line in _format_verdicts(report, color=color))
+        out.writelines(f"{line}\n" for line in _format_verdicts(report))
     if report.exit_code != 0:
         err.writelines(f"{line}\n" for line in _format_failure(report))
     return Exit.OK if report.is_clean else Exit.FINDINGS
 
 
-def _format_verdicts(report: "Report", *, color: bool) -> Iterator[str]:
+def _format_verdicts(report: "Report") -> Iterator[str]:
     """Yield the lines of the report: each function with its verdict, and how many were hits."""
-
-    def paint(text: str, escape: str) -> str:
-        return f"{escape}{text}{_PLAIN}" if color else text
-
     # Misses come last, since the end of a long table is what one sees in a terminal.
     verdicts = sorted(report.verdicts, key=lambda verdict: bool(verdict.causes))
     width = max((len(verdict.function) for verdict in verdicts), default=0)
     for verdict in verdicts:
-        text = paint(verdict.verdict, _RED if verdict.causes else _GREEN)
         times = f" ({verdict.programs} programs)" if verdict.programs > 1 else ""
-        yield f"{verdict.function:{width}}  {text}{times}"
+        yield f"{verdict.function:{width}}  {verdict.verdict}{times}"
         for cause in verdict.causes:
-            text = _RULE_CODE.sub(lambda code: paint(code[0], _RED), str(cause))
-            yield textwrap.indent(text, "    ")
+            yield textwrap.indent(str(cause), "    ")
     total = sum(verdict.programs for verdict in verdicts)
     hits = sum(verdict.programs for verdict in verdicts if not verdict.causes)
     if total:

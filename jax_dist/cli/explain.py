@@ -28,7 +28,5 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     code, reports = programs.explain(terminal.command_of(options, "explain"))
     out.writelines(f"{report}\n" for report in reports)
     if not reports:
-        print(
-            "jax-dist explain: no function mapped by jax.pmap was called, or only in jit", file=err
-        )
+        print("jax-dist explain: no function under jax.pmap was called, or only in jit", file=err)
     return code

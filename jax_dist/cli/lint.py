@@ -171,7 +171,8 @@ class _Lint:
         if options.diff:
             return self._exit(files)
         if self._stdin is not None:  # the output is the fixed code, so findings go elsewhere
-            terminal.write_bytes(self._out, stdin_after)
+            self._out.flush()
+            self._out.buffer.write(stdin_after)  # in the encoding of the input
             return self._report(findings_left, self._err)
         return self._report(findings_left, self._out)
 

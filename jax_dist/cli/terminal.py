@@ -61,22 +61,17 @@ def add_color(parser: Any) -> None:
 
 
 def count(text: str) -> int:
-    """Parse the value of an option: a whole number, at least 1 and of at most 9 digits."""
-    if text.isdecimal() and len(text) < 10 and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text[:30]!r}")
+    """Parse the value of an option: a whole number, at least 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number
 
 
 def seconds(text: str) -> float:
     """Parse the value of an option: a time in seconds, more than 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
+    number = float(text)
     if not 0 < number <= 2_000_000:  # the time limit of poll() has 31 bits, in milliseconds
-        raise argparse.ArgumentTypeError(
-            f"must be a number of seconds, more than 0 and at most 2000000, not {text[:30]!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be more than 0, at most 2000000, not {number}")
     return number
 
 
@@ -107,14 +102,3 @@ def progress(stream: TextIO, text: str, *, is_quiet: bool = False) -> Iterator[C
 
     with Console(file=stream).status(text) as status:
         yield status.update
-
-
-def write_bytes(out: TextIO, data: bytes) -> None:
-    """Write bytes unchanged if the stream takes them."""
-    out.flush()
-    binary = getattr(out, "buffer", None)
-    if binary is None:
-        out.write(data.decode("utf-8", "replace"))
-    else:
-        binary.write(data)
-        binary.flush()

@@ -164,7 +164,7 @@ def test_a_file_in_place_of_the_directory_turns_the_cache_off(tmp_path):
 
 def test_a_url_without_its_package_turns_the_cache_off(monkeypatch):
     monkeypatch.setitem(sys.modules, "etils", None)
-    with pytest.warns(CacheWarning, match=r"gs://bucket/cache needs etils\[epath\]"):
+    with pytest.warns(CacheWarning, match=r"gs://bucket/cache/.*: needs etils\[epath\]"):
         assert cache.enable("gs://bucket/cache") is None
 
 
@@ -173,8 +173,6 @@ def test_a_url_without_its_package_turns_the_cache_off(monkeypatch):
     [
         ({"max_size": "much"}, "max_size='much' is not a size such as 500MB or 2GiB"),
         ({"max_size": 0}, "max_size=0 is not a size"),
-        ({"min_compile_seconds": "3"}, "min_compile_seconds='3' is not a time in seconds"),
-        ({"min_compile_seconds": float("nan")}, "min_compile_seconds=nan is not a time"),
         ({"failures": "never"}, "failures='never' is not one of None, 'raise' and 'retry'"),
         ({"path": "gs://b/c", "failures": "raise"}, "needs a local directory, not gs://b/c"),
     ],
@@ -214,11 +212,10 @@ def test_a_limit_removes_the_least_recently_used(tmp_path, unit):
     assert second not in left
 
 
-@pytest.mark.parametrize("url", ["s3://", "nowhere://bucket"])
-def test_a_url_that_jax_cannot_use_turns_the_cache_off(url):
+def test_a_url_that_jax_cannot_use_turns_the_cache_off():
     pytest.importorskip("etils")
-    with pytest.warns(CacheWarning, match=url):
-        assert cache.enable(url) is None
+    with pytest.warns(CacheWarning, match="nowhere://bucket"):
+        assert cache.enable("nowhere://bucket") is None
 
 
 def test_the_size_zero_of_jax_turns_the_cache_off(tmp_path):

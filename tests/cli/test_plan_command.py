@@ -125,7 +125,7 @@ HERE = ["--on", "here"]
         (["--", "python", "a_trainer.py"], "give a machine, as in: jax-dist plan --on v5e:4x4"),
         (
             [*HERE, "--state", "first", "--", "python", "a_trainer.py"],
-            "argument --state: must be positions such as 0,2, not 'first'",
+            "argument --state: invalid positions value: 'first'",
         ),
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (

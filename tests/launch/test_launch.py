@@ -111,8 +111,8 @@ def test_misuse_says_what_is_wrong(case, tmp_path):
     ("arguments", "text"),
     [
         ([], "the following arguments are required: -n/--processes"),
-        (["-n", "0", "true"], "argument -n/--processes: must be a whole number from 1 on"),
-        (["-n", "1", "--timeout", "0", "true"], "argument --timeout: must be a number of"),
+        (["-n", "0", "true"], "argument -n/--processes: must be 1 or more, not 0"),
+        (["-n", "1", "--timeout", "0", "true"], "argument --timeout: must be more than 0"),
         (["-n", "1", "--gpus", "1", "--cpu-devices", "1"], "not allowed with argument --gpus"),
     ],
 )

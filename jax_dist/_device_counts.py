@@ -1,0 +1,424 @@
+"""Comparison of a function's results on several device counts with those on one device."""
+
+import contextlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jax_dist import _usage
+from jax_dist._pmap.axes import spread_in_axes
+from jax_dist._pmap.placement import is_key, with_data
+from jax_dist.errors import ArgumentError
+
+_SEEDS = 6  # runs with perturbed inputs
+_ULPS = 4.0  # by which an input is perturbed, at most
+_SAFETY = 8.0  # the tolerance is this many times the largest effect of the perturbation ...
+_ROUNDING = 16.0  # ... and this many units in the last place of the largest element
+
+
+class ResultComparison(NamedTuple):
+    """One result on several devices, compared with the same result on one device."""
+
+    name: str  # "result['loss']"
+    devices: int
+    same: bool | None  # None: undecided, since a factor of 2 would be within the tolerance
+    difference: str  # "4 times the value"; "" if it is the same
+    distance: float  # the largest difference of an element
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCountReport:
+    """The results of a function on several device counts, compared with those on one device."""
+
+    name: str
+    devices: tuple[int, ...]  # the counts that were compared with one device
+    results: tuple[ResultComparison, ...]
+    is_random: bool  # whether the function uses random numbers
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all results are the same on all device counts, within rounding."""
+        return all(result.same for result in self.results)
+
+    def __str__(self) -> str:
+        from rich.table import Table  # slow to import
+
+        table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
+        table.box = None
+        different = [result for result in self.results if not result.same]
+        for result in different:
+            numbers = (f"{result.distance:.2g}", f"{result.tolerance:.2g}")
+            table.add_row(result.name, str(result.devices), result.difference, *numbers)
+        total = _usage.counted(len({result.name for result in self.results}), "result")
+        counts = ", ".join(map(str, (1, *self.devices)))
+        if not different:
+            return f"{self.name}: {total} the same on {counts} devices"
+        number = len({result.name for result in different})
+        parts = [f"{self.name}: {number} of {total} not the same on {counts} devices", table]
+        if self.is_random:
+            parts.append(f"{self.name} uses random numbers, which may depend on the device count.")
+        return _usage.render(*parts)
+
+
+def compare_device_counts(
+    fun: Callable,
+    *args: Any,
+    axis_name: Hashable | None = None,
+    in_axes: Any = 0,
+    devices: Sequence[int] = (1, 2, 4, 8),
+    mesh: Mesh | None = None,
+) -> DeviceCountReport:
+    """Compare the results of a function on several device counts with those on one device.
+
+    `fun` has one of three forms; the same numbers go to every device count:
+
+    *   With `axis_name`, it is what one device computes, and each mapped argument is an array of
+        all rows, of which a device gets its share.
+    *   Without, it is mapped by `jax.pmap` or `jax_dist.pmap`, and the arguments are those of a
+        call, `[N, *s]`. Equal slices are copies, and stay copies; random keys stay as they are;
+        other slices are joined along their first dimension, and divided again.
+    *   With `mesh`, it takes whole arrays, and maps them itself. The mesh is made smaller, set by
+        `jax.set_mesh`, and passed to `fun` if it has a parameter `mesh`.
+
+    The first two run under `jax.vmap`, on one device. Of a result, each device must have the value
+    of one device, or its share of one dimension. The tolerance is measured on one device, with
+    inputs perturbed by some units in the last place of the coarsest type in the program. Random
+    keys in the result are not compared.
+
+    Args:
+      fun: the function.
+      *args: its arguments; a few rows for each device are enough.
+      axis_name: the name of the mapped axis, if `fun` is what one device computes.
+      in_axes: the mapped dimension of each argument, None if all devices share it.
+      devices: the counts to compare with one device.
+      mesh: the mesh of a function of whole arrays.
+
+    Returns:
+      The report: `ok`, `results`, text when printed.
+
+    Raises:
+      ArgumentError: the arguments cannot be divided.
+      NotImplementedError: `fun` maps nothing.
+
+    >>> def mean(x):
+    ...     return jax.lax.psum(jnp.mean(x), "i")
+    >>> report = compare_device_counts(mean, jnp.arange(8.0), axis_name="i", devices=(2, 4))
+    >>> [(result.devices, result.difference) for result in report.results]
+    [(2, '2 times the value'), (4, '4 times the value')]
+    """
+    counts = sorted(set(devices) - {1})
+    if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
+        raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
+    program = _Program.of(fun, args, axis_name, in_axes, mesh)
+    run_on_one = program.on_devices(1)
+    runs = {count: program.on_devices(count) for count in counts}  # checks them all
+    values = [argument.value for argument in program.arguments]
+    text = run_on_one(values, method="lower").as_text()
+    expected = _run_perturbed(run_on_one, values, _coarsest_epsilon(text))
+    results: list[ResultComparison] = []
+    for count, run in runs.items():
+        results += _compare_results(program, count, run(values), expected)
+    is_random = "threefry" in text or "rng_bit_generator" in text
+    return DeviceCountReport(program.name, tuple(counts), tuple(results), is_random)
+
+
+class _Argument(NamedTuple):
+    """A leaf of the arguments, and how it is divided over devices."""
+
+    path: str
+    value: Any  # for all devices together
+    # "shared": each device gets all. "split": each gets its part of the rows along `axis`.
+    # "slices": each gets one row, which has no rows of its own to divide, as a random key.
+    kind: Literal["shared", "split", "slices"] = "shared"
+    axis: int = 0
+
+    @classmethod
+    def of_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+        """Return an argument whose `axis` has the rows of all devices; None: it is shared."""
+        if axis is None or not hasattr(value, "shape"):
+            return cls(path, value)
+        if not -value.ndim <= axis < value.ndim:
+            raise ArgumentError(f"{path} has shape {value.shape}, and no axis {axis}.")
+        return cls(path, value, "split", axis)
+
+    @classmethod
+    def of_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+        """Return an argument of a function that pmap maps, whose `axis` is over devices."""
+        if axis is None:
+            return cls(path, value)
+        slices = jnp.moveaxis(value, axis, 0)
+        host = to_numpy(slices)
+        if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
+            return cls(path, slices[0])
+        is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
+        if is_key(value) or is_raw_key or slices.ndim == 1:
+            return cls(path, slices, "slices")
+        return cls(path, slices.reshape(-1, *slices.shape[2:]), "split")
+
+    def divide(self, value: Any, count: int) -> Any:
+        """Return a value as `[count, *s]`, or `[*s]` if it is shared."""
+        if self.kind == "split":
+            return jnp.stack(jnp.split(value, count, self.axis))
+        return value[:count] if self.kind == "slices" else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A function of the leaves of its arguments, to be run on any number of devices."""
+
+    fun: Callable  # of a list of leaves, and of a mesh or None
+    name: str
+    arguments: Sequence[_Argument]
+    axis_name: Any
+    mesh: Mesh | None  # of a function of whole arrays
+
+    @classmethod
+    def of(
+        cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
+    ) -> "_Program":
+        """Return the program of a function of one of the forms of `compare_device_counts`."""
+        name = getattr(fun, "__name__", type(fun).__name__)
+        leaves, tree = jax.tree.flatten_with_path(args)
+        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
+        make_argument = _Argument.of_rows
+
+        def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
+            options = {"mesh": mesh} if takes_mesh else {}
+            return fun(*jax.tree.unflatten(tree, leaves), **options)
+
+        if mesh is not None:
+            axes: Sequence[int | None] = [None] * len(leaves)
+        elif axis_name is not None:
+            axes = spread_in_axes(in_axes, args, {}, name)
+        else:
+            from jax_dist._steps import MappedStep  # few tests need it
+
+            step = MappedStep.of(fun, args, {})
+            run = lambda leaves, mesh: step.call.run(leaves)
+            axes, axis_name = step.axes, step.options.mesh_axis
+            leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]  # not static
+            make_argument = _Argument.of_slices
+        arguments = [
+            make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)
+            for (path, leaf), axis in zip(leaves, axes, strict=True)
+        ]
+        if mesh is None and all(argument.kind == "shared" for argument in arguments):
+            raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
+        return cls(run, name, arguments, axis_name, mesh)
+
+    def on_devices(self, count: int) -> Callable[..., Any]:
+        """Return a function that runs the program on `count` devices.
+
+        It takes the values of the arguments, and a method of jit's to use instead of `__call__`.
+        It returns the results of devices, `[count, *s]`, or whole arrays, `[1, *s]`, but no keys.
+        """
+        for path, value, kind, axis in self.arguments:
+            rows = 0 if kind == "shared" else value.shape[axis]
+            is_divisible = rows >= count if kind == "slices" else rows % count == 0
+            if not is_divisible:
+                reason = f"{path} has {rows} rows"
+                raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
+        mesh = None if self.mesh is None else _shrink(self.mesh, count)
+
+        def run(leaves: Sequence[Any]) -> Any:
+            drop_key = lambda leaf: None if is_key(leaf) else jnp.asarray(leaf)
+            return jax.tree.map(drop_key, self.fun(leaves, mesh))
+
+        if mesh is None:
+            axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
+            function = jax.vmap(run, in_axes=(axes,), axis_name=self.axis_name, axis_size=count)
+        else:
+            function = lambda leaves: jax.tree.map(lambda x: x[None], run(leaves))
+        jitted = jax.jit(function)
+
+        def call(values: Sequence[Any], method: str = "__call__") -> Any:
+            pairs = zip(self.arguments, values, strict=True)
+            leaves = [argument.divide(value, count) for argument, value in pairs]
+            try:
+                with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+                    return getattr(jitted, method)(leaves)
+            except Exception as error:
+                error.add_note(
+                    f"compare_device_counts ran {self.name} on {count} devices. A mesh in it must "
+                    "come from a parameter named mesh, or from jax.set_mesh."
+                )
+                raise
+
+        return call
+
+
+def _shrink(mesh: Mesh, count: int) -> Mesh:
+    """Return a mesh of `count` devices with the same axes; `(4, 2)` becomes `(2, 1)` for 2."""
+    shape, remaining = [], count
+    for size in mesh.devices.shape:
+        shape.append(math.gcd(size, remaining))
+        remaining //= shape[-1]
+    if remaining > 1:
+        raise ArgumentError(f"The mesh {dict(mesh.shape)} cannot be made smaller to {count}.")
+    devices = mesh.devices.flat[:count].reshape(shape)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+class _Expected(NamedTuple):
+    """A result on one device, and the difference by rounding that each element may have."""
+
+    value: np.ndarray
+    tolerance: np.ndarray  # of the same shape
+
+
+def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
+    """Return the results on one device as `_Expected`, with tolerances from perturbed inputs.
+
+    `epsilon` is the relative precision of the program: inputs change at random by some of it.
+    """
+
+    def perturb(value: Any, generator: np.random.Generator) -> Any:
+        if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        relative_change = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
+        return (widen(value) * (1 + relative_change)).astype(value.dtype)
+
+    def expect(exact: jax.Array, *perturbed: jax.Array) -> _Expected:
+        value = to_numpy(exact)[0]
+        effect = np.max([_distance(to_numpy(leaf)[0], value) for leaf in perturbed], axis=0)
+        if not jnp.issubdtype(exact.dtype, jnp.inexact):
+            return _Expected(value, effect)
+        sizes = np.abs(np.nan_to_num(widen(value), posinf=0.0, neginf=0.0))
+        unit = float(jnp.finfo(exact.dtype).eps)
+        rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
+        return _Expected(value, _SAFETY * effect + rounding)
+
+    results = [run(values)]
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        results.append(run([perturb(value, generator) for value in values]))
+    return jax.tree.map(expect, *results)
+
+
+def _compare_results(
+    program: _Program, count: int, result: Any, expected: Any
+) -> Iterator[ResultComparison]:
+    """Yield the comparison of each leaf of a result on `count` devices with that on one."""
+    is_leaf = lambda leaf: isinstance(leaf, _Expected)
+    leaves, tree = jax.tree.flatten_with_path(result)
+    expected_leaves, expected_tree = jax.tree.flatten(expected, is_leaf=is_leaf)
+    if tree != expected_tree:
+        text = f"is {tree} on {count} devices, and {expected_tree} on one."
+        raise ArgumentError(f"The result of {program.name} {text}")
+    states = {
+        argument.path: widen(argument.value)
+        for argument in program.arguments
+        if argument.kind == "shared" and hasattr(argument.value, "dtype")
+        if jnp.issubdtype(argument.value.dtype, np.number)
+    }
+    for (path, leaf), one in zip(leaves, expected_leaves, strict=True):
+        same, text, distance = _compare_values(to_numpy(leaf), count, one, states)
+        name, tolerance = f"result{jax.tree_util.keystr(path)}", float(one.tolerance.max(initial=0))
+        yield ResultComparison(name, count, same, text, distance, tolerance)
+
+
+def _compare_values(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> tuple[bool | None, str, float]:
+    """Compare the values of devices, `[devices, *s]`, with the value on one device, or its parts.
+
+    Return `same`, `difference` and `distance` of a `ResultComparison`.
+    """
+    one = expected.value
+    if values.shape[1:] != one.shape:
+        joined = _join_parts(values, one.shape)
+        if joined is None:
+            return False, f"shape {values.shape[1:]} on each device, not {one.shape}", math.inf
+        values = joined[None]
+    distances = _distance(values, one[None])
+    distance = float(distances.max(initial=0.0))
+    if (distances > expected.tolerance).any():
+        return False, _describe_difference(values, count, expected, states), distance
+    is_inexact = jnp.issubdtype(one.dtype, jnp.inexact)
+    mean_size = np.abs(np.nan_to_num(widen(one))).mean() if is_inexact else 0.0
+    if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
+        return None, "undecided: rounding alone changes it", distance
+    return True, "", distance
+
+
+def _join_parts(parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the array of a shape whose equal parts devices hold, `[devices, *s]`, or None."""
+    for axis in range(parts.ndim - 1):
+        joined = np.concatenate(list(parts), axis)
+        if joined.shape == shape:
+            return joined
+    return None
+
+
+def _describe_difference(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> str:
+    """Return how the values of devices, `[devices, *s]`, differ from the value on one device."""
+    one, values = widen(expected.value), widen(values)
+
+    def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
+        return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
+
+    # The value may be `count` times too large or small, as is a sum in place of a mean. That of a
+    # gradient shows in the change of the state that it updates.
+    old_values = {"value": np.zeros_like(one)}
+    old_values |= {f"change of {path}": state for path, state in states.items()}
+    for subject, old in old_values.items():
+        if old.shape != one.shape or is_close(one, old):
+            continue
+        if is_close(values - old, (one - old)[None] * count, count):
+            return f"{count} times the {subject}"
+        if is_close(values - old, (one - old)[None] / count):
+            return f"1/{count} of the {subject}"
+    if is_close(values, values[:1]):
+        return "other values"
+    # A collective is missing if the values of the devices, merged, are the value.
+    merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
+    if jnp.issubdtype(expected.value.dtype, jnp.inexact):
+        for name, merge in merges.items():
+            if is_close(merge(values, axis=0), one, count if name == "sum" else 1):
+                return f"the devices differ; their {name} is the value"
+    return "the devices differ"
+
+
+def _coarsest_epsilon(text: str) -> float:
+    """Return the distance of 1 to the next number, in the coarsest type of a program's text."""
+    for name, dtype in {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}.items():
+        if re.search(rf"[x<]{name}\b", text):
+            return float(jnp.finfo(dtype).eps)
+    return float(np.finfo(np.float64).eps)
+
+
+def _distance(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return by how much elements differ; infinity if only one of them is a number."""
+    values, expected = widen(values), widen(expected)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(values - expected)
+    equal = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    return np.where(equal, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def widen(array: Any) -> np.ndarray:
+    """Return an array as float64, or as complex128."""
+    return np.asarray(array).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def to_numpy(leaf: Any) -> np.ndarray:
+    """Return the NumPy array of an array, or of the data of random keys."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def _to_host(leaf: Any) -> Any:
+    """Return a leaf in NumPy, or random keys that are not committed to a device."""
+    if is_key(leaf):
+        return with_data(leaf, lambda data: jnp.asarray(np.asarray(data)))
+    return np.asarray(leaf) if hasattr(leaf, "shape") else leaf
