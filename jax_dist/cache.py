@@ -71,6 +71,10 @@ def enable(
     """
     if failures not in (None, "raise", "retry"):
         raise ArgumentError(f"failures={failures!r} is not one of None, 'raise' and 'retry'.")
+    if not isinstance(min_compile_seconds, int | float) or not min_compile_seconds >= 0:
+        raise ArgumentError(
+            f"min_compile_seconds={min_compile_seconds!r} is not a time in seconds."
+        )
     size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
     if path is None or (max_size is None and size == 0):  # JAX's size 0 turns its cache off
         return _disable()

@@ -196,6 +196,7 @@ def _slices_by_device(array: jax.Array) -> dict[int, str]:
 # --- several processes
 
 _is_importing_main = False
+_TAIL_LINES = 30
 _SPARE_SECONDS = 2.0  # for a rank to print its stacks at the time limit, before it is ended
 # Modules must be found before anything of this package can be imported.
 _RANK = """
@@ -275,26 +276,30 @@ def run_processes(
             timeout=timeout + _SPARE_SECONDS,
         )
         is_late = time.time() > deadline
-        reports = [task.with_name(f"{rank}.report") for rank in range(processes)]
-        contents = [report.read_bytes() if report.exists() else None for report in reports]
-    outcomes = []
-    for rank, content in enumerate(contents):
-        value, error = None, None
-        tail = "its output ends:\n" + "\n".join(f"    {line}" for line in lines[rank][-30:])
-        if content is not None:
-            value, error, trace = pickle.loads(content)
-            if error is not None:
-                error.add_note(f"Raised in rank {rank}:\n{trace.rstrip()}")
-        elif is_late:
-            error = TimeoutError(f"rank {rank} was ended after {timeout:g} s; {tail}")
-        elif rank == job.first:
-            end = launch.format_code(job.codes[rank])
-            error = RuntimeError(f"rank {rank} died with {end}; {tail}")
-        else:
-            error = RuntimeError(f"rank {rank} was ended because rank {job.first} failed first.")
-        output = "".join(f"{line}\n" for line in lines[rank])
-        outcomes.append(Outcome(rank, value, error, job.codes[rank], output))
-    return outcomes
+        return [
+            _read_outcome(rank, job, pathlib.Path(name), lines[rank], timeout if is_late else None)
+            for rank in range(processes)
+        ]
+
+
+def _read_outcome(
+    rank: int, job: launch.JobOutcome, folder: pathlib.Path, lines: list[str], late: float | None
+) -> Outcome:
+    """Return what a rank has reported, or why it has not; `late` is a time limit that is over."""
+    report, value, error = folder / f"{rank}.report", None, None
+    tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing)"
+    if report.exists():
+        value, error, trace = pickle.loads(report.read_bytes())
+        if error is not None:
+            error.add_note(f"Raised in rank {rank}:\n{trace.rstrip()}")
+    elif late is not None:
+        error = TimeoutError(f"rank {rank} was ended after {late:g} s; its output ends:\n{tail}")
+    elif rank == job.first:
+        how = launch.format_code(job.codes[rank])
+        error = RuntimeError(f"rank {rank} died with {how}; its output ends:\n{tail}")
+    else:
+        error = RuntimeError(f"rank {rank} was ended because rank {job.first} failed first.")
+    return Outcome(rank, value, error, job.codes[rank], "".join(f"{line}\n" for line in lines))
 
 
 def _run_rank(path: str) -> None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from importlib import metadata
 
-from jax_dist.errors import ArgumentError
+from jax_dist.errors import ArgumentError, ArgumentTypeError
 
 _CPU_FACTS = re.compile(
     r"^(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:\s*(.*)$", re.MULTILINE
@@ -20,6 +20,8 @@ _CPU_FACTS = re.compile(
 
 def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
     """Return the directory or URL: `path`, or else that of a variable, or else of the user."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ArgumentTypeError(f"path={path!r} is no directory; None turns the cache off.")
     variables = ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
     for choice in (os.fsdecode(path), *map(environment.get, variables)):
         if choice:

@@ -173,6 +173,8 @@ def test_a_url_without_its_package_turns_the_cache_off(monkeypatch):
     [
         ({"max_size": "much"}, "max_size='much' is not a size such as 500MB or 2GiB"),
         ({"max_size": 0}, "max_size=0 is not a size"),
+        ({"min_compile_seconds": "3"}, "min_compile_seconds='3' is not a time in seconds"),
+        ({"min_compile_seconds": float("nan")}, "min_compile_seconds=nan is not a time"),
         ({"failures": "never"}, "failures='never' is not one of None, 'raise' and 'retry'"),
         ({"path": "gs://b/c", "failures": "raise"}, "needs a local directory, not gs://b/c"),
     ],
