@@ -205,7 +205,8 @@ class _Program:
             step = MappedStep.of(fun, args, {})
             run = lambda leaves, mesh: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.mesh_axis
-            leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]  # not static
+            static = step.options.static
+            leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
             make_argument = _Argument.of_slices
         arguments = [
             make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)

@@ -489,6 +489,12 @@ def test_keys_of_devices_are_not_divided(keys):
     assert (report.results[0].difference, report.is_random) == (OTHER, True)
 
 
+def test_numbers_are_shared():
+    mapped = jax_dist.pmap(lambda scale, x: lax.pmean(scale * x, "i"), "i", in_axes=(None, 0))
+
+    assert compare_device_counts(mapped, 2.0, np.arange(32.0).reshape(8, 4)).ok
+
+
 def test_static_arguments_stay_what_they_are():
     scaled = jax.pmap(
         lambda word, x: lax.pmean(x.mean(0), "i") * len(word), "i", static_broadcasted_argnums=0
