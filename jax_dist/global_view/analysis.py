@@ -20,23 +20,15 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import (
-    Atom,
-    bodies_of_while,
-    carries,
-    fixed_in,
-    operands_of_bodies,
-    record_of,
-)
+from jax_dist._rewrite.interpreter import Atom, record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
 
 class AxisAnalysis:
     """Facts about values along the mapped axis."""
 
-    def __init__(self, name: Any, sizes: Mapping[Any, int]):
+    def __init__(self, name: Any):
         self.name = name
-        self.sizes = sizes  # of the mesh axes that the mapped axis is
         self._scope: Same = frozenset({name})
         self._invariance = Invariance()
 
@@ -72,14 +64,11 @@ class AxisAnalysis:
 
     def is_unified_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, makes varying values uniform (psum)."""
-        return interpreter.holds(
-            eqn,
-            lambda inner: (
-                record_of(inner).makes_alike
-                and self._names_axis(inner)
-                and inner.params.get("axis_index_groups") is None
-            ),
-        )
+        return interpreter.holds(eqn, self._unifies)
+
+    def _unifies(self, eqn: JaxprEqn) -> bool:
+        has_groups = eqn.params.get("axis_index_groups") is not None
+        return record_of(eqn).makes_alike and self._names_axis(eqn) and not has_groups
 
     def _names_axis(self, eqn: JaxprEqn) -> bool:
         return self.name in interpreter.named_axes(eqn)
@@ -88,45 +77,39 @@ class AxisAnalysis:
         return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class VaryingOrigin:
-    """The equation where a value began to vary."""
+def find_origin(body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> str | None:
+    """Return where a result of `body` began to vary, "train.py:12 (add)"; None if it is uniform.
 
-    line: str  # "train.py:12", or ""
-    primitive: str
-
-    def __str__(self) -> str:
-        return f"{self.line or 'an unknown line'} ({self.primitive})"
-
-    @classmethod
-    def of(cls, body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> "VaryingOrigin | None":
-        """Return the equation where a result of `body` began to vary; None if it is uniform.
-
-        That is the nearest equation with uniform operands only, as `axis_index`; if there is none,
-        the equation that computes the result.
-        """
-        if not isinstance(result, Var) or uniform[result]:
-            return None
-        producers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-        origin = producers.get(result)
-        queue = [result]
-        for var in queue:  # breadth-first: operands are appended while the loop runs
-            eqn = producers.pop(var, None)
-            if eqn is None:  # an input of the body, or visited before
-                continue
-            varying = [operand for operand in variables(eqn.invars) if not uniform[operand]]
-            if not varying:
-                origin = eqn
-                break
-            queue += varying
-        if origin is None:
-            return cls("", "as an argument does")
-        return cls(interpreter.source_line(origin), _compat.name_of(origin))
+    That is the nearest equation with uniform operands only, as `axis_index`; if there is none, the
+    equation that computes the result.
+    """
+    if not isinstance(result, Var) or uniform[result]:
+        return None
+    producers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    if result not in producers:
+        return "an unknown line (as an argument does)"
+    origin = producers[result]
+    queue = [result]
+    for var in queue:  # breadth-first: operands are appended while the loop runs
+        eqn = producers.pop(var, None)
+        if eqn is None:  # an input of the body, or visited before
+            continue
+        varying = [operand for operand in variables(eqn.invars) if not uniform[operand]]
+        if not varying:
+            origin = eqn
+            break
+        queue += varying
+    return f"{interpreter.source_line(origin) or 'an unknown line'} ({_compat.name_of(origin)})"
 
 
 def variables(atoms: Sequence[Atom]) -> list[Var]:
     """Return the variables among the atoms, without the literals."""
     return [atom for atom in atoms if isinstance(atom, Var)]
+
+
+def counts_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
+    """Return how many operands of a scan are constants, and how many are carries."""
+    return len(interpreter.fixed_in(eqn)), len(interpreter.carries(eqn))
 
 
 Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
@@ -162,7 +145,7 @@ def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool
     for eqn in reversed(body.eqns):
         wanted = [specs.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
-            want(eqn.invars, _operand_specs(eqn, wanted))
+            want(eqn.invars, operand_specs(eqn, wanted))
     for eqn in body.eqns:
         if len(eqn.outvars) == 1:
             want(eqn.outvars, [_result_spec(eqn, specs)])
@@ -173,32 +156,33 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
     """Return for each body of a call, a loop or a branch how its results are wanted."""
     if _compat.name_of(eqn) == "while":
         of_body = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
-        return [of_body[name] for name in bodies_of_while(eqn)]
+        return [of_body[name] for name in interpreter.bodies_of_while(eqn)]
     results = list(wanted)
     if _compat.name_of(eqn) == "scan":
-        for n in range(len(carries(eqn)), len(results)):  # without the dimension of the turns
+        _, carried = counts_of_scan(eqn)
+        for n in range(carried, len(results)):  # without the dimension of the turns
             spec = results[n]
             results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
     return [list(results) for _ in interpreter.bodies(eqn)]
 
 
-def _operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
+def operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """Return how the operands of an equation are wanted, if its results are wanted so."""
-    unknown, record = [None] * len(eqn.invars), record_of(eqn)
+    record = record_of(eqn)
     if record.elementwise:
         shape = _shape(eqn.outvars[0])
         return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
     if record.kind in ("call", "branch", "loop"):
         return _through_bodies(eqn, wanted)
-    return unknown
+    return [None] * len(eqn.invars)
 
 
 def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """Return the spec of each operand that is wanted sharded by any body that reads it."""
     specs: list[Any] = [None] * len(eqn.invars)
     is_scan = _compat.name_of(eqn) == "scan"
-    scanned = len(fixed_in(eqn)) + len(carries(eqn)) if is_scan else len(eqn.invars)
-    results, places = wanted_in_bodies(eqn, wanted), operands_of_bodies(eqn)
+    scanned = sum(counts_of_scan(eqn)) if is_scan else len(eqn.invars)
+    results, places = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
     for jaxpr, of_body, operands in zip(interpreter.bodies(eqn), results, places, strict=True):
         body = interpreter.open_jaxpr(jaxpr)
         inside = wanted_specs(body, of_body, {})

@@ -1,51 +1,35 @@
 """Evaluation of a plan: equations on global arrays, and regions in `shard_map`.
 
 Shapes: a uniform value is `[*s]`, however it is sharded; a varying one is `[N, *s]`, sharded over
-the mapped axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
+the mapped axis, so that each device has its own `[1, *s]`. The body of a region sees `[*s]` of
+both. What a loop carries keeps one form: a carry that varies once varies from the start, so a
+uniform value goes in as `[N, *s]`. A scan goes over the first dimension, so what varies comes as
+`[T, N, *s]`.
 
-With `regather`, shards of the state are gathered each time that they are read.
+With `regather`, shards of the state go into regions, and are gathered each time that they are read.
 """
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import (
-    Atom,
-    Handler,
-    Values,
-    fixed_in,
-    operands_of_bodies,
-    record_of,
-)
-from jax_dist.global_view.analysis import Specs, ValueFacts, variables
-from jax_dist.global_view.loops import EnteredEquation, scan_as
-from jax_dist.global_view.mesh_axes import MeshAxes
-from jax_dist.global_view.regions import BodyPlan, GlobalEquation, Region, TurnSum
+from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
+from jax_dist.global_view.analysis import ValueFacts, counts_of_scan, variables
+from jax_dist.global_view.mesh_axes import MeshAxes, Shard
+from jax_dist.global_view.regions import BodyPlan, EnteredEquation, Region
 
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Shard:
-    """A value of which each device has a shard."""
-
-    dim: int  # that is sharded over the mapped axis
-    spec: P
-
-
-_Shards: TypeAlias = Mapping[Var, _Shard]
-_Operands: TypeAlias = Mapping[int, _Shard]  # the sharded operands of an equation, by position
-_Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what each turn of a scan makes
+_Shards: TypeAlias = Mapping[Var, Shard]
+_Operands: TypeAlias = Mapping[int, Shard]  # the sharded operands of an equation, by position
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
 
@@ -53,156 +37,164 @@ _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 class Emitter:
     """The mesh that plans run on, and how exactly they run."""
 
-    mesh: Mesh
     axes: MeshAxes
-    shards_state: bool  # whether any uniform value may be sharded
     reorders: bool  # whether sums may be taken over sharded values, in another order
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """Return the results of a body: uniform `[*s]`, others `[N, *s]`, as `plan.outs` says."""
-        known = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
-        for stage in plan.stages:
-            for step in stage.outside:
-                operands = _read(step.eqn.invars, known)
-                if step.inner:
-                    outs = self._run_entered(plan.facts, step, operands)
-                else:
-                    outs = self._run_global(step.eqn, operands)
-                known.update(zip(step.eqn.outvars, outs, strict=True))
-            if stage.region is not None:
-                outs = self._run_region(plan.facts, stage.region, known)
-                known.update(zip(stage.region.makes, outs, strict=True))
+        inputs = [*plan.body.constvars, *plan.body.invars]
+        known: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
+        for step in plan.steps:
+            if isinstance(step, Region):
+                outs, outvars = self._run_region(plan.facts, step, known), step.body.outvars
+            elif isinstance(step, EnteredEquation):
+                operands, outvars = _read(step.eqn.invars, known), step.eqn.outvars
+                outs = self._run_entered(plan.facts, step, operands)
+            else:
+                outs, outvars = self._run_global(step, _read(step.invars, known)), step.outvars
+            known.update(zip(outvars, outs, strict=True))
         return _read(plan.body.outvars, known)
 
-    def constrain(self, value: Any, spec: P) -> Any:
-        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
-
-    def replicate(self, value: Any) -> Any:
-        """Return a uniform value as every device needs it: gathered, if it is sharded."""
-        is_whole = not self.shards_state or not jnp.ndim(value)
-        return value if is_whole else self.constrain(value, P())
+    def constrain(self, value: Any, spec: P | None) -> Any:
+        """Shard a value by a spec; None leaves it as it is."""
+        if spec is None:
+            return value
+        return lax.with_sharding_constraint(value, NamedSharding(self.axes.mesh, spec))
 
     def gather(self, value: Any, spec: P | None = None) -> Any:
         """Return a uniform value for a region, gathered along the mapped axis."""
-        if not self.axes.model:
-            return self.replicate(value)
-        return value if spec is None else self.constrain(value, self.axes.gathered(spec))
+        if self.axes.model:
+            return self.constrain(value, None if spec is None else self.axes.gathered(spec))
+        return self.constrain(value, P())
 
     def stack(self, value: Any) -> Any:
         """`[*s] -> [N, *s]`: give each device its own copy."""
-        value = self.gather(value)
-        stacked = jnp.broadcast_to(value, (math.prod(self.axes.sizes.values()), *jnp.shape(value)))
-        return self.constrain(stacked, self.axes.varying(stacked.ndim))
-
-    def _run_entered(self, facts: ValueFacts, step: GlobalEquation, operands: Values) -> Values:
-        eqn = step.eqn
-        wanted = {
-            place
-            for inner, places in zip(step.inner, operands_of_bodies(eqn), strict=True)
-            for var, place in zip(inner.inputs, places, strict=True)
-            if inner.facts.spec_of(var) is not None
-        }
-        # What no turn of a loop wants sharded is gathered once, before it.
-        for place in fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
-            atom = eqn.invars[place]
-            if place not in wanted and isinstance(atom, Var) and facts.is_uniform(atom):
-                operands[place] = self.gather(operands[place], facts.spec_of(atom))
-        with interpreter.located(eqn, anew=True):
-            return EnteredEquation(self, facts, step).run(operands)
+        value, axes = self.gather(value), self.axes
+        stacked = jnp.broadcast_to(value, (axes.size, *jnp.shape(value)))
+        others = [P.UNCONSTRAINED if axes.model else None] * jnp.ndim(value)
+        return self.constrain(stacked, P(axes.mapped, *others))
 
     def _run_global(self, eqn: JaxprEqn, operands: Values) -> Values:
         """Run an equation on global arrays, replicated first if its bits depend on shardings."""
-        if not (self.shards_state and self._needs_whole(eqn)):
-            return interpreter.replay(eqn, operands)
-        outs = interpreter.replay(eqn, [self.replicate(value) for value in operands])
-        # Or a body in it would be sharded, as its reader wants the result.
-        return [self.replicate(out) for out in outs]
-
-    def _needs_whole(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation would give other bits on sharded operands."""
         record = record_of(eqn)
-        operands: list[Any] = [atom.aval for atom in eqn.invars]
         # A maximum of shards loses a NaN in one of them, in XLA on CPU.
         keeps_bits = record.elementwise or record.moves
         is_sum = self.reorders and record.sums and not record.ordered
         # Whole numbers are reduced to the same bits in any order.
-        is_exact = record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact)
-        return not (keeps_bits or is_sum or is_exact)
+        is_exact = record.reduces and not jnp.issubdtype(jnp.result_type(operands[0]), jnp.inexact)
+        if keeps_bits or is_sum or is_exact:
+            return interpreter.replay(eqn, operands)
+        outs = interpreter.replay(eqn, [self.constrain(value, P()) for value in operands])
+        # Or a body in it would be sharded, as its reader wants the result.
+        return [self.constrain(out, P()) for out in outs]
 
     def _run_region(self, facts: ValueFacts, region: Region, known: Mapping[Var, Any]) -> Values:
         """Run a region in one `shard_map`; `known` has the global arrays that it reads."""
-        body = _jaxpr_of(region.eqns, region.reads, region.makes)
-        is_gathered = lambda var: facts.is_uniform(var) and var not in region.shards
+        body, axes = region.body, self.axes
+        values = [
+            self.gather(known[var], facts.spec_of(var))
+            if facts.is_uniform(var) and var not in region.shards
+            else known[var]
+            for var in body.invars
+        ]
 
         def on_device(*blocks: Any) -> Values:
-            args = [
-                block if facts.is_uniform(var) else lax.squeeze(block, [0])
-                for var, block in zip(region.reads, blocks, strict=True)
-            ]
-            shards = {var: _Shard(dim, facts.specs[var]) for var, dim in region.shards.items()}
-            sums, handlers = self._sums(facts.specs, region)
-            outs = self._run_inside(body, args, {**self._gathering(body, shards, sums), **handlers})
-            return [
-                out if facts.is_uniform(var) else lax.expand_dims(out, [0])
-                for var, out in zip(region.makes, outs, strict=True)
-            ]
+            pairs = zip(body.invars, blocks, strict=True)
+            args = [x if facts.is_uniform(var) else lax.squeeze(x, [0]) for var, x in pairs]
+            pairs = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
+            return [x if facts.is_uniform(var) else lax.expand_dims(x, [0]) for var, x in pairs]
 
-        def spec_of(var: Var, dim: int | None) -> P:
+        def spec_of(var: Any, shards: _Shards) -> P:
             if not facts.is_uniform(var):
-                return P(self.axes.part)
-            return P() if dim is None else P(*[None] * dim, facts.specs[var][dim])
+                return P(axes.mapped)
+            shard = shards.get(var)
+            return P() if shard is None else P(*[None] * shard.dim, shard.spec[shard.dim])
 
         mapped = jax.shard_map(
             on_device,
-            mesh=self.mesh,
-            in_specs=tuple(spec_of(var, region.shards.get(var)) for var in region.reads),
-            out_specs=[spec_of(var, region.scatters.get(var)) for var in region.makes],
+            mesh=axes.mesh,
+            in_specs=tuple(spec_of(var, region.shards) for var in body.invars),
+            out_specs=[spec_of(var, region.scatters) for var in body.outvars],
             # As in pmap: with types, a gradient by a uniform value would be summed twice.
             check_vma=False,
-            axis_names=set(self.axes.sizes) if self.axes.model else set(self.mesh.axis_names),
+            axis_names=set(axes.mapped if axes.model else axes.mesh.axis_names),
         )
-        return mapped(
-            *[
-                self.gather(known[var], facts.spec_of(var)) if is_gathered(var) else known[var]
-                for var in region.reads
-            ]
+        return mapped(*values)
+
+    # --- loops and branches
+
+    def _run_entered(self, facts: ValueFacts, step: EnteredEquation, values: Values) -> Values:
+        """Return the results of a loop or branch for operands, each uniform or `[N, *s]`."""
+        eqn, name = step.eqn, _compat.name_of(step.eqn)
+        # What no turn of a loop wants sharded is gathered once, before it.
+        for place in interpreter.fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
+            if step.ins[place] and step.in_specs[place] is None:
+                values[place] = self.gather(values[place], facts.spec_of(eqn.invars[place]))
+        with interpreter.located(eqn, anew=True):
+            if name == "scan":
+                return self._run_scan(step, values)
+            if name == "while":
+                return self._run_while(step, values)
+            index, *operands = values
+            branches = [functools.partial(self._run_body, step, plan) for plan in step.plans]
+            return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
+
+    def _run_scan(self, step: EnteredEquation, values: Values) -> Values:
+        (plan,), (first, carried) = step.plans, counts_of_scan(step.eqn)
+        values, last = self._stack_all(values, step.ins, plan.ins), first + carried
+        start = self._constrain_all(values[first:last], step.out_specs[:carried])
+        pairs = zip(values[last:], plan.ins[last:], strict=True)
+        xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
+        run_turn = lambda args: self._run_body(step, plan, *args)
+        outs = _scan_with(step.eqn, [*values[:first], *start, *xs], run_turn)
+        pairs = zip(outs[carried:], step.outs[carried:], strict=True)
+        ys = [y if is_uniform else jnp.moveaxis(y, 0, 1) for y, is_uniform in pairs]
+        return [*outs[:carried], *ys]
+
+    def _run_while(self, step: EnteredEquation, values: Values) -> Values:
+        plans = dict(zip(interpreter.bodies_of_while(step.eqn), step.plans, strict=True))
+        condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
+        first = step.eqn.params["cond_nconsts"]
+        second = first + step.eqn.params["body_nconsts"]
+        values = self._stack_all(values, step.ins, [*condition.ins[:first], *body.ins])
+        return lax.while_loop(
+            lambda carry: self.run(condition, [*values[:first], *carry])[0],
+            lambda carry: self._run_body(step, body, *values[first:second], *carry),
+            self._constrain_all(values[second:], step.out_specs),
         )
 
-    def _sums(self, specs: Specs, region: Region) -> tuple[_Sums, _Handlers]:
-        """Return the sums that each turn of a scan takes, and handlers for scattered psums."""
-        in_turns = {turn_sum.total for turn_sum in region.turn_sums.values()}
+    def _run_body(self, step: EnteredEquation, plan: BodyPlan, *args: Any) -> Values:
+        """Run a body; stack its uniform results over devices where those of `step` vary."""
+        specs = map(plan.facts.spec_of, plan.body.outvars)
+        outs = self._constrain_all(self.run(plan, args), specs)
+        return self._stack_all(outs, plan.outs, step.outs)
 
-        def total(var: Var, value: Any, first: int = 0) -> Any:
-            """Sum over devices; a turn of a scan has the dimensions from `first` on."""
-            dim = region.scatters.get(var)
-            if dim is None:  # not scattered: all devices keep the whole sum
-                return self.axes.sum(value)
-            return self.axes.sum(value, dim - first, P(*specs[var][first:]))
+    def _constrain_all(self, values: Values, specs: Iterable[P | None]) -> Values:
+        return [self.constrain(x, spec) for x, spec in zip(values, specs, strict=True)]
 
-        def turn_total(turn_sum: TurnSum, value: Any) -> Any:
-            for eqn in turn_sum.between:
-                operands = _read(eqn.invars, dict.fromkeys(variables(eqn.invars), value))
-                (value,) = self._bind(eqn, operands)
-            return total(turn_sum.total, value, 1)
+    def _stack_all(self, values: Values, before: Sequence[bool], after: Sequence[bool]) -> Values:
+        """Stack as `[N, *s]` the values that are uniform `before` and vary `after`."""
+        flags = zip(values, before, after, strict=True)
+        return [x if old == new else self.stack(x) for x, old, new in flags]
 
-        def run_psum(eqn: JaxprEqn, operands: Values) -> Values:
-            pairs = zip(eqn.outvars, operands, strict=True)
-            return [value if var in in_turns else total(var, value) for var, value in pairs]
 
-        handlers: _Handlers = {
-            id(eqn): run_psum
-            for eqn in region.eqns
-            if not region.scatters.keys().isdisjoint(eqn.outvars)
-        }
-        for turn_sum in region.turn_sums.values():
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RegionBody:
+    """The body of a region on one device."""
+
+    axes: MeshAxes
+    region: Region
+
+    def run(self, args: Values) -> Values:
+        handlers = self._gathering(self.region.body, self.region.shards)
+        for eqn in self.region.body.eqns:
+            if not self.region.scatters.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = self._run_psum
+        for turn_sum in self.region.turn_sums.values():
             handlers.update((id(eqn), _forward) for eqn in turn_sum.between)
-        sums = {
-            result: functools.partial(turn_total, turn_sum)
-            for result, turn_sum in region.turn_sums.items()
-        }
-        return sums, handlers
+        return self._evaluate(self.region.body, args, handlers)
 
-    def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
+    def _evaluate(self, jaxpr: Any, values: Values, handlers: _Handlers) -> Values:
         """Run a jaxpr on values; `handlers` replace the evaluation of some of its equations."""
         if self.axes.rebinds:
             handler_of = lambda eqn: handlers.get(id(eqn)) or self.axes.handler_of(eqn)
@@ -214,7 +206,25 @@ class Emitter:
             return rebind.bind_again(eqn, values, self.axes.handler_of)
         return interpreter.replay(eqn, values)
 
-    def _gathering(self, body: Jaxpr, shards: _Shards, sums: _Sums) -> _Handlers:
+    def _run_psum(self, eqn: JaxprEqn, values: Values) -> Values:
+        """Run a psum of which a result is scattered, unless a scan has taken its sum already."""
+        in_turns = {turn_sum.total for turn_sum in self.region.turn_sums.values()}
+        return [
+            value if var in in_turns else self.axes.sum(value, self.region.scatters.get(var))
+            for var, value in zip(eqn.outvars, values, strict=True)
+        ]
+
+    def _sum_of_turn(self, result: Var, value: Any) -> Any:
+        """Return what a turn gives for a result of a scan: its sum, if the turns take it."""
+        turn_sum = self.region.turn_sums.get(result)
+        if turn_sum is None:
+            return value
+        for eqn in turn_sum.between:
+            operands = _read(eqn.invars, dict.fromkeys(variables(eqn.invars), value))
+            (value,) = self._bind(eqn, operands)
+        return self.axes.sum(value, self.region.scatters[turn_sum.total].of_turn)
+
+    def _gathering(self, body: Jaxpr, shards: _Shards) -> _Handlers:
         """Return handlers for what reads shards, and for scans that sum in their turns."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
@@ -223,49 +233,40 @@ class Emitter:
                 for n, atom in enumerate(eqn.invars)
                 if isinstance(atom, Var) and atom in shards
             }
-            if read or not sums.keys().isdisjoint(eqn.outvars):
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
+            if read or not self.region.turn_sums.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
         return handlers
 
-    def _run_gathering(self, read: _Operands, sums: _Sums, eqn: JaxprEqn, values: Values) -> Values:
+    def _run_gathering(self, read: _Operands, eqn: JaxprEqn, values: Values) -> Values:
         """Run an equation that reads shards, or a scan of which each turn sums its own results."""
         inside = _shards_inside(eqn, read)
         gathered = {n: shard for n, shard in read.items() if n not in inside}
-        whole = self._gather_operands(eqn, values, gathered, read) if gathered else values
-        if not inside and sums.keys().isdisjoint(eqn.outvars):
+        whole = self._gather_operands(eqn, values, gathered) if gathered else values
+        if not inside and self.region.turn_sums.keys().isdisjoint(eqn.outvars):
             return self._bind(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
-        shards = {body.invars[place]: shard for place, shard in inside.items()}
-        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, shards, {}))
+        handlers = self._gathering(body, {body.invars[n]: shard for n, shard in inside.items()})
         if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
-            return run(lax.optimization_barrier(whole) if is_checkpoint else whole)
-        layout = _compat.scan_layout(eqn.params, len(whole), len(eqn.outvars))
-        first, carried = len(layout.constants), len(layout.carries_in)
+            whole = lax.optimization_barrier(whole) if is_checkpoint else whole
+            return self._evaluate(jaxpr, whole, handlers)
+        run_turn = lambda args: list(
+            map(self._sum_of_turn, eqn.outvars, self._evaluate(jaxpr, args, handlers))
+        )
+        return _scan_with(eqn, whole, run_turn)
 
-        def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
-            outs = run([*whole[:first], *carry, *xs])
-            named = zip(eqn.outvars, outs, strict=True)
-            outs = [sums[var](out) if var in sums else out for var, out in named]
-            return outs[:carried], outs[carried:]
-
-        return scan_as(turn, eqn, whole[first : first + carried], whole[first + carried :])
-
-    def _gather_operands(
-        self, eqn: JaxprEqn, values: Values, gathered: _Operands, read: _Operands
-    ) -> Values:
+    def _gather_operands(self, eqn: JaxprEqn, values: Values, gathered: _Operands) -> Values:
         """Gather sharded operands, but only after the other operands are computed."""
         values = list(values)
         # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
-        ties = self.axes.platform != "tpu"
-        others = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var) and n not in read]
-        tied = [*gathered, *others] if ties else [*gathered]
+        is_tpu = self.axes.platform == "tpu"
+        operands = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
+        tied = [*gathered] if is_tpu else operands
         barred = lax.optimization_barrier(tuple(values[n] for n in tied))
         for n, value in zip(tied, barred, strict=True):
-            shard = gathered.get(n)
-            values[n] = value if shard is None else self.axes.gather(value, shard.dim, shard.spec)
+            values[n] = self.axes.gather(value, gathered[n]) if n in gathered else value
         return values
 
 
@@ -278,12 +279,7 @@ def _forward(eqn: JaxprEqn, values: Values) -> Values:
     return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
 
 
-def _jaxpr_of(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
-    effects = frozenset().union(*[eqn.effects for eqn in eqns])
-    return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
-
-
-def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, _Shard]:
+def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, Shard]:
     """Return the operands that the body of an equation takes as shards.
 
     Those of a call; and of a scan what it goes over, unless along the dimension that is sharded.
@@ -292,15 +288,23 @@ def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, _Shard]:
     if record_of(eqn).call in ("inline", "checkpoint"):
         shards = dict(read)
     elif _compat.name_of(eqn) == "scan":
-        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-        first = len(layout.constants) + len(layout.carries_in)
-        shards = {
-            n: _Shard(shard.dim - 1, P(*shard.spec[1:]))
-            for n, shard in read.items()
-            if n >= first and shard.dim
-        }
+        first = sum(counts_of_scan(eqn))
+        shards = {n: shard.of_turn for n, shard in read.items() if n >= first and shard.dim}
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
-    results = {atom for atom in body.outvars if isinstance(atom, Var)}
-    return {place: shard for place, shard in shards.items() if body.invars[place] not in results}
+    return {n: shard for n, shard in shards.items() if body.invars[n] not in body.outvars}
+
+
+def _scan_with(eqn: JaxprEqn, values: Values, run_turn: Callable[[Values], Values]) -> Values:
+    """Run a scan with the function `run_turn` instead of its jaxpr."""
+    first, carried = counts_of_scan(eqn)
+
+    def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
+        outs = run_turn([*values[:first], *carry, *xs])
+        return outs[:carried], outs[carried:]
+
+    params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    start, xs = values[first : first + carried], values[first + carried :]
+    carry, ys = lax.scan(turn, start, xs, **params)
+    return [*carry, *ys]

@@ -10,18 +10,34 @@ those that left it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Handler, Values, names_of, record_of
+from jax_dist._rewrite.uniformity import cut_along
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """How a value is sharded of which each device along the mapped axis has a shard."""
+
+    dim: int  # that is sharded over axes of the mapped one
+    spec: P
+
+    @property
+    def of_turn(self) -> "Shard":
+        """The shard that a scan over the first dimension has in each turn."""
+        return Shard(self.dim - 1, P(*self.spec[1:]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,47 +45,70 @@ class MeshAxes:
     """The mapped axis and the model axes of a mesh."""
 
     name: Any  # of the mapped axis in the step
-    sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
+    mesh: Mesh
+    mapped: tuple[Any, ...]  # the mesh axes that it is, outermost first
     model: frozenset[Any] = frozenset()  # the model axes, if XLA may shard over them in regions
-    platform: str = ""
 
     @property
-    def part(self) -> Any:
-        """The part of a spec that shards a dimension over all devices of the mapped axis."""
-        return tuple(self.sizes) if len(self.sizes) > 1 else next(iter(self.sizes))
+    def size(self) -> int:
+        """The number of devices along the mapped axis, N."""
+        return math.prod(self.mesh.shape[name] for name in self.mapped)
+
+    @property
+    def local_size(self) -> int:
+        """The number of devices of this process along the mapped axis, L."""
+        return math.prod(self.mesh.local_mesh.shape[name] for name in self.mapped)
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
 
     @property
     def rebinds(self) -> bool:
         """True if equations of the step are others on this mesh."""
-        return bool(self.model) or tuple(self.sizes) != (self.name,)
+        return bool(self.model) or self.mapped != (self.name,)
 
-    def varying(self, rank: int) -> P:
-        """Return the spec of a varying value, `[N, *s]`."""
-        return P(self.part, *[P.UNCONSTRAINED if self.model else None] * (rank - 1))
+    @property
+    def by_device(self) -> NamedSharding:
+        """The sharding of `[N, *s]`."""
+        return NamedSharding(self.mesh, P(self.mapped))
 
-    def gathered(self, spec: Any) -> P:
+    def sharding_of_varying(self, wanted: P) -> NamedSharding:
+        """Return the sharding of `[N, *s]` where a uniform `[*s]` would be sharded as wanted."""
+        is_free = cut_along(wanted).isdisjoint(self.mapped)
+        return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
+
+    def gathered(self, spec: P) -> P:
         """Return a spec without the mapped axis."""
-        parts = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
+        parts = [tuple(n for n in names_of(part) if n not in self.mapped) for part in spec]
         return P(*[part or None for part in parts])
 
-    def sum(self, value: Any, dim: int | None = None, spec: Any = ()) -> Any:
-        """Sum over all devices; with `dim`, each keeps only its shard of it, by `spec`."""
-        wide, over = self._widen(value), tuple(self.sizes)
-        if dim is not None:
-            names = names_of(spec[dim])
+    def shard_of(self, spec: Any) -> Shard | None:
+        """Return the shard by the first dimension that is sharded over the mapped axis alone."""
+        for dim, part in enumerate(spec or ()):
+            if part is not None and {*names_of(part)} <= {*self.mapped}:
+                return Shard(dim, spec)
+        return None
+
+    def sum(self, value: Any, shard: Shard | None = None) -> Any:
+        """Sum over all devices; with `shard`, each keeps only that of the sum."""
+        wide, over = self._widen(value), self.mapped
+        if shard is not None:
+            names = names_of(shard.spec[shard.dim])
             scatter = functools.partial(
-                lax.psum_scatter, axis_name=names, scatter_dimension=dim, tiled=True
+                lax.psum_scatter, axis_name=names, scatter_dimension=shard.dim, tiled=True
             )
-            wide = self._send(scatter, wide, spec)
+            wide = self._send(scatter, wide, shard.spec)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
 
-    def gather(self, value: Any, dim: int, spec: P) -> Any:
-        """Return the whole of a dimension, of which each device has a shard."""
-        gather = lambda shard: lax.all_gather(shard, names_of(spec[dim]), axis=dim, tiled=True)
-        return self._send(gather, value, spec)
+    def gather(self, value: Any, shard: Shard) -> Any:
+        """Return the whole of the dimension of which each device has a shard."""
+        names = names_of(shard.spec[shard.dim])
+        gather = functools.partial(lax.all_gather, axis_name=names, axis=shard.dim, tiled=True)
+        return self._send(gather, value, shard.spec)
 
-    def _send(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
+    def _send(self, send: Callable[[Any], Any], value: Any, spec: P) -> Any:
         """Run a collective on the shards along the model axes, which XLA would gather first."""
         if self.model:
             at, axes = self.gathered(spec), set(self.model)
@@ -92,9 +131,9 @@ class MeshAxes:
 
     def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
         if _compat.name_of(eqn) == "axis_index":
-            return [lax.axis_index(tuple(self.sizes))]
+            return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
-        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(self.sizes)})
+        eqn = eqn.replace(params={**eqn.params, record.axes: self.mapped})
         if record.over not in ("sum", "max", "min", "scatter"):
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._widen(value) for value in values])

@@ -1,8 +1,11 @@
-"""A step in the global view, for arguments of given types: planned, and jitted."""
+"""The programs of a view: a step is planned and jitted for arguments of given types.
+
+Which leaves of its state vary is known for all programs of a view.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -11,21 +14,21 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._pmap import axes
+from jax_dist._pmap import axes, meshes
+from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call, type_of
 from jax_dist._pmap.placement import put_as_jit_would
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
 from jax_dist._rewrite.uniformity import cut_along
-from jax_dist.errors import ArgumentError
+from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import placement
-from jax_dist.global_view.analysis import AxisAnalysis, VaryingOrigin
+from jax_dist.global_view.analysis import AxisAnalysis
 from jax_dist.global_view.emission import Emitter
-from jax_dist.global_view.placement import StateType
-from jax_dist.global_view.regions import BodyPlan, PlanOptions, plan
+from jax_dist.global_view.placement import Setting, StateType
+from jax_dist.global_view.regions import BodyPlan, Planner
 from jax_dist.global_view.report import GlobalViewReport, Leaf
-from jax_dist.global_view.setting import Setting
-from jax_dist.global_view.traced_steps import TracedStep, trace_step
+from jax_dist.global_view.traced_steps import TracedStep, Varying, places_of, trace_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,115 +38,99 @@ class StepProgram:
     setting: Setting
     traced: TracedStep
     plan: BodyPlan
-    in_axes: list[Any]  # of each argument leaf; of the state, None where it is uniform
-    in_shardings: list[NamedSharding]
 
     @classmethod
     def build(
-        cls,
-        setting: Setting,
-        call: Call,
-        state: dict[int, StateType],
-        varying: Mapping[int, VaryingOrigin],
+        cls, setting: Setting, call: Call, state: Sequence[StateType], varying: Varying
     ) -> "StepProgram":
         """Trace and plan a step for a call of types; see `trace_step`."""
-        analysis = AxisAnalysis(setting.options.axis_name, setting.axes.sizes)
+        analysis = AxisAnalysis(setting.options.axis_name)
         traced = trace_step(setting, analysis, call, state, varying)
-        wanted: list[P | None] = [None] * len(traced.out_axes)
-        for result, place in traced.results.items():
-            leaf = traced.leaves[place]
-            wanted[result] = leaf.sharding.spec if leaf.uniform and leaf.is_sharded else None
-        options = PlanOptions(
-            scatters=setting.reorders,
-            regathers=setting.regathers,
-            in_one=not setting.model_axes and not any(wanted),
-        )
-        body_plan = plan(analysis, traced.jaxpr, traced.ins, wanted, options)
-        in_axes, in_shardings = [], []
-        for place, (kind, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
-            leaf = traced.leaves.get(place)
-            spec = axes.spec_of_axis(axis, len(kind.shape), setting.axes.part)
-            in_axes.append(None if leaf and leaf.uniform else axis)
-            in_shardings.append(leaf.sharding if leaf else NamedSharding(setting.mesh, spec))
-        return cls(setting, traced, body_plan, in_axes, in_shardings)
-
-    @property
-    def leaves(self) -> dict[int, Leaf]:
-        """The leaves of the state, by place among the argument leaves."""
-        return self.traced.leaves
+        wanted = [
+            leaf.sharding.spec if leaf and leaf.uniform and leaf.is_sharded else None
+            for leaf in traced.out_leaves
+        ]
+        planner = Planner(analysis, setting, in_one=not any(wanted))
+        return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, wanted))
 
     @functools.cached_property
-    def captured(self) -> tuple[tuple[jax.Array, ...], ...]:
-        """The captured arrays, on all devices: the first argument of the jit object, if any."""
-        replicated = NamedSharding(self.setting.mesh, P())
+    def in_layouts(self) -> list[tuple[Axis, NamedSharding]]:
+        """The dimension of the slices of each argument leaf, if it has any, and its sharding."""
+        call, leaves = self.traced.call, self.traced.in_leaves
+        return list(map(self._layout, leaves, call.axes, [len(kind.shape) for kind in call.leaves]))
+
+    @functools.cached_property
+    def out_layouts(self) -> list[tuple[Axis, NamedSharding]]:
+        """The dimension of the slices of each result leaf, if it has any, and its sharding."""
+        ranks = [aval.ndim + 1 for aval in self.traced.lifted.jaxpr.out_avals]
+        return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes, ranks))
+
+    def _layout(self, leaf: Leaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
+        if leaf is not None:
+            return None if leaf.uniform else 0, leaf.sharding
+        spec = axes.spec_of_axis(axis, rank, self.setting.mapped)
+        return axis, NamedSharding(self.setting.axes.mesh, spec)
+
+    @functools.cached_property
+    def captured(self) -> tuple[jax.Array, ...]:
+        """The captured arrays, on all devices: the first argument of the jit object."""
+        replicated = NamedSharding(self.setting.axes.mesh, P())
         with jax.ensure_compile_time_eval():  # it outlives a trace around the first call
-            values = tuple(put_copy(value, replicated) for value in self.traced.lifted.values)
-        return (values,) if values else ()
+            return tuple(put_copy(value, replicated) for value in self.traced.lifted.values)
 
     @property
     def report(self) -> GlobalViewReport:
         regions = list(self.plan.regions())
         scattered = sum(len(region.scatters) for region in regions)
-        leaves, name = tuple(self.leaves.values()), self.setting.options.fun_name
-        return GlobalViewReport(name, self.setting.size, leaves, len(regions), scattered)
+        name, size = self.setting.options.fun_name, self.setting.axes.size
+        return GlobalViewReport(name, size, self.traced.state_leaves, len(regions), scattered)
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        setting = self.setting
-        sharded = {name for leaf in self.leaves.values() for name in cut_along(leaf.sharding.spec)}
+        axes, reorders = self.setting.axes, self.setting.reorders
+        specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
+        sharded = frozenset().union(*map(cut_along, specs))
+        model = frozenset(axes.mesh.axis_names) - {*axes.mapped}
         # Sums over what is sharded have another order.
-        is_tensor_parallel = setting.reorders and not sharded.isdisjoint(setting.model_axes)
-        model = setting.model_axes if is_tensor_parallel else frozenset()
-        mesh_axes = dataclasses.replace(setting.axes, model=model)
-        return Emitter(
-            setting.mesh,
-            mesh_axes,
-            shards_state=any(leaf.is_sharded for leaf in self.leaves.values()),
-            reorders=setting.reorders,
-        )
+        if reorders and not sharded.isdisjoint(model):
+            axes = dataclasses.replace(axes, model=model)
+        return Emitter(axes, reorders)
 
     @functools.cached_property
     def jitted(self) -> Any:
         """The jit object.
 
-        It takes the captured arrays as one argument, if there are any, then the arguments that are
-        not static, as they are kept, and keywords as a dict.
+        It takes the captured arrays as one argument, then the arguments that are not static, as
+        they are kept, and keywords as a dict.
         """
-        traced, options, mesh = self.traced, self.setting.options, self.setting.mesh
+        options, out_tree = self.setting.options, self.traced.out_tree
 
-        def step(*args: Any) -> Any:
-            return jax.tree.unflatten(traced.out_tree, self._run(jax.tree.leaves(args)))
+        def step(captured: Sequence[Any], *args: Any) -> Any:
+            return jax.tree.unflatten(out_tree, self._run(captured, jax.tree.leaves(args)))
 
         step.__name__ = step.__qualname__ = options.fun_name
-        first = len(self.captured)
-        out_shardings = []
-        for place, axis in enumerate(traced.out_axes):
-            if place in traced.results:
-                out_shardings.append(self.leaves[traced.results[place]].sharding)
-            else:
-                rank = traced.jaxpr.out_avals[place].ndim + 1
-                spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
-                out_shardings.append(NamedSharding(mesh, spec))
         static = options.static
-        donated = (n - sum(m < n for m in static) for n in options.donated if n not in static)
-        replicated = (NamedSharding(mesh, P()),) * len(traced.lifted.captures)
+        donated = [n - sum(m < n for m in static) for n in options.donated if n not in static]
+        in_shardings = [sharding for _, sharding in self.in_layouts]
+        out_shardings = [sharding for _, sharding in self.out_layouts]
+        replicated = NamedSharding(self.setting.axes.mesh, P())
         return jax.jit(
             step,
-            in_shardings=(*[replicated] * first, *self._arguments(self.in_shardings)),
-            out_shardings=jax.tree.unflatten(traced.out_tree, out_shardings),
-            donate_argnums=tuple(number + first for number in donated),
+            in_shardings=(replicated, *self._arguments(in_shardings)),
+            out_shardings=jax.tree.unflatten(out_tree, out_shardings),
+            donate_argnums=[number + 1 for number in donated],
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
         """Run the step for leaves that are placed."""
-        return self.jitted(*self.captured, *self._arguments(leaves))
+        return self.jitted(self.captured, *self._arguments(leaves))
 
     def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
         """Lower the step for such leaves, without what is captured among its arguments."""
-        state = self.leaves
-        types = [state[n].whole if n in state else type_of(x) for n, x in enumerate(leaves)]
-        lowered = self.jitted.lower(*self.captured, *self._arguments(types))
-        return Lowered(lowered, self.captured[0]) if self.captured else lowered
+        pairs = zip(self.traced.in_leaves, leaves, strict=True)
+        types = [leaf.whole if leaf else type_of(value) for leaf, value in pairs]
+        lowered = self.jitted.lower(self.captured, *self._arguments(types))
+        return Lowered(lowered, self.captured)
 
     def place(self, call: Call) -> list[Any]:
         """Return the leaves of a call where the program wants them.
@@ -153,56 +140,184 @@ class StepProgram:
             alone.
         """
         placed = list(call.leaves)
-        for place, target in enumerate(self.in_shardings):
-            leaf, value = self.leaves.get(place), placed[place]
+        for place, (_, target) in enumerate(self.in_layouts):
+            leaf, value = self.traced.in_leaves[place], placed[place]
+            is_array = isinstance(value, jax.Array)
+            is_split = not (target.is_fully_addressable or target.is_fully_replicated)
             # One value `[*s]` of a leaf that varies: every device gets a copy of it.
             if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
                 placed[place] = placement.for_each_device(value, target)
-                continue
-            if isinstance(value, Tracer):
-                continue
-            is_array = isinstance(value, jax.Array)
-            is_global = is_array and not value.is_fully_addressable
-            is_split = not (target.is_fully_addressable or target.is_fully_replicated)
-            if is_split and not is_global:
+            elif isinstance(value, Tracer):
+                pass
+            elif is_split and not (is_array and not value.is_fully_addressable):
                 raise ArgumentError(
                     f"{call.paths()[place]} of shape {tuple(jnp.shape(value))} is of this process "
                     "alone, and is to be sharded over all processes. Place it first, by "
                     "view.place_batch(batch) or view.place(state)."
                 )
             # jit itself places host arrays and uncommitted ones.
-            if not is_array or value.sharding == target or not value.committed:
-                continue
-            if leaf and not value.sharding.is_equivalent_to(target, value.ndim):
-                raise ArgumentError(
-                    f"{leaf.path} is sharded as {value.sharding}, and the global view keeps it as "
-                    f"{target}. Place the state once, by state = view.place(state)."
-                )
-            placed[place] = put_as_jit_would(value, target)
+            elif is_array and value.committed and value.sharding != target:
+                if leaf and not value.sharding.is_equivalent_to(target, value.ndim):
+                    raise ArgumentError(
+                        f"{leaf.path} is sharded as {value.sharding}, and the global view keeps it "
+                        f"as {target}. Place the state once, by state = view.place(state)."
+                    )
+                placed[place] = put_as_jit_would(value, target)
         return placed
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the leaves of a call as the arguments of the jit object."""
-        args, kwargs = jax.tree.unflatten(self.traced.structure, leaves)
+        args, kwargs = jax.tree.unflatten(self.traced.call.structure, leaves)
         return (*args, kwargs) if kwargs else args
 
-    def _run(self, leaves: Sequence[jax.Array]) -> list[Any]:
+    def _run(self, captured: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Run the plan on traced captures and argument leaves; return leaves laid by out_axes."""
-        emitter, traced = self.emitter, self.traced
-        n_captured = len(traced.lifted.captures)
-        args = [*leaves[:n_captured]]
-        for place, (value, axis) in enumerate(zip(leaves[n_captured:], self.in_axes, strict=True)):
-            leaf = self.leaves.get(place)
-            spec = P() if axis is None else P(emitter.axes.part)
-            stacked = value if axis is None else jnp.moveaxis(value, axis, 0)
-            args.append(emitter.constrain(stacked, leaf.sharding.spec if leaf else spec))
-        results = []
-        outs = emitter.run(self.plan, args)
-        for place, (out, is_uniform) in enumerate(zip(outs, self.plan.outs, strict=True)):
-            axis, leaf = traced.out_axes[place], self.leaves.get(traced.results.get(place, -1))
-            if leaf:
-                axis = None if leaf.uniform else 0
+        args = [*captured]
+        for value, (axis, _) in zip(leaves, self.in_layouts, strict=True):
+            args.append(value if axis is None else jnp.moveaxis(value, axis, 0))
+        outs = self.emitter.run(self.plan, args)
+        for place, (axis, _) in enumerate(self.out_layouts):
             if axis is not None:
-                out = jnp.moveaxis(emitter.stack(out) if is_uniform else out, 0, axis)
-            results.append(out)
-        return results
+                out = self.emitter.stack(outs[place]) if self.plan.outs[place] else outs[place]
+                outs[place] = jnp.moveaxis(out, 0, axis)
+        return outs
+
+
+class Signatures:
+    """The programs of one view, by the types of their arguments."""
+
+    def __init__(self, fun: Callable, setting: Setting):
+        self._fun, self._setting = fun, setting
+        self._called: dict[Any, StepProgram] = {}  # by the types of calls
+        self._programs: dict[Any, StepProgram] = {}  # by these, with the state as under pmap
+        # By path, the leaves that vary in one of the programs: then they do in all of them.
+        self._varying: dict[str, str] = {}
+        self._known: dict[int, StateType] = {}  # by the position of the argument
+        self.last: StepProgram | None = None
+
+    @property
+    def _size(self) -> int:
+        return self._setting.axes.size
+
+    def program_for(self, call: Call) -> StepProgram:
+        """Return the program for a call; state leaves are `[*s]`, or `[N, *s]` where they vary."""
+        types = [type_of(leaf) for leaf in call.leaves]
+        key = _key_of(call, types)
+        program = self._called.get(key) or self._find_or_build(call, types)
+        self._called[key] = self.last = program
+        return program
+
+    def _find_or_build(self, call: Call, types: list[Any]) -> StepProgram:
+        """Return the program for `call`, whose leaves have these `types`; build it at first use."""
+        args, _ = call.rebuild(call.leaves)
+        state = [self._type_of_state(number, args[number]) for number in self._setting.state]
+        leaf_axes = list(call.axes)
+        for kind in state:
+            for place, leaf in zip(places_of(call, kind.argument), kind.leaves, strict=True):
+                shape = (self._size, *leaf.shape)
+                types[place], leaf_axes[place] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
+        key = _key_of(call, types)
+        program = self._programs.get(key)
+        leaves = program.traced.state_leaves if program else ()
+        if program is None or any(leaf.uniform and leaf.path in self._varying for leaf in leaves):
+            typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
+            if typed.size != self._size:
+                raise MappedAxisError(
+                    f"'{call.fun_name}' is mapped over {self._size} devices, but its arguments "
+                    f"have {typed.size} slices. Give [N, b, ...] for N devices, as place_batch "
+                    "makes it of rows."
+                )
+            with meshes.outside_of_meshes():
+                program = StepProgram.build(self._setting, typed, state, self._varying)
+            self._programs[key] = program
+        self._add_varying({x.path: x.origin for x in program.traced.state_leaves if x.origin})
+        for leaf, value in zip(program.traced.in_leaves, call.leaves, strict=True):
+            if leaf is not None:
+                self._check_form(leaf, jnp.shape(value))
+        return program
+
+    def _add_varying(self, origins: Varying) -> None:
+        """Record leaves that vary in all programs from now on."""
+        if not origins.keys() <= self._varying.keys():
+            self._varying = {**origins, **self._varying}
+            self._called.clear()  # of programs that take them for uniform
+
+    def _type_of_state(self, number: int, state: Any, stacked: Any = None) -> StateType:
+        """Return the types of argument `number` of the state, on one device.
+
+        `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, none is,
+        but for those of a state that has the types of an earlier one.
+        """
+        known, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
+        types = [type_of(leaf) for _, leaf in pairs]
+        if stacked is None and known is not None and known.fits(structure, types, self._size):
+            return known
+        name, local_size = axes.argument_name(self._fun, number), self._setting.axes.local_size
+        paths, leaves = tuple(name + jax.tree_util.keystr(path) for path, _ in pairs), []
+        flags = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
+        for path, kind, is_stacked in zip(paths, types, flags, strict=True):
+            if is_stacked and not {*kind.shape[:1]} & {self._size, local_size}:
+                raise ArgumentError(
+                    f"The state is given as stacked over {local_size} devices, but {path} has "
+                    f"shape {tuple(kind.shape)}. Give stacked=False for it, or stack it."
+                )
+            leaves.append(jax.ShapeDtypeStruct(kind.shape[int(is_stacked) :], kind.dtype))
+        kind = StateType(number, structure, paths, tuple(leaves), is_said=stacked is not None)
+        if known is not None and kind != known:  # of another state, other leaves may vary
+            self._varying = {p: x for p, x in self._varying.items() if p not in known.paths}
+        self._known[number] = kind
+        return kind
+
+    def take_state(self, number: int, state: Any, *, stacked: Any) -> StateType:
+        """Read argument `number` of the state; leaves that differ between devices now vary."""
+        kind = self._type_of_state(number, state, stacked)
+        self._called.clear()  # of programs that take it for another state
+        for path, value, leaf in zip(kind.paths, jax.tree.leaves(state), kind.leaves, strict=True):
+            if placement.is_unequal(value, leaf, self._setting.axes):
+                self._add_varying({path: "place (its copies differ)"})
+        return kind
+
+    def place_state(self, kind: StateType, state: Any) -> Any:
+        """Place an argument of the state, which was taken, on the mesh."""
+        leaves = self._setting.leaves_of(kind, self._varying)
+        pairs = zip(jax.tree.leaves(state), leaves, strict=True)
+        placed = [placement.place_leaf(value, leaf, self._setting.axes) for value, leaf in pairs]
+        return jax.tree.unflatten(kind.structure, placed)
+
+    def known_program(self, what: str) -> StepProgram:
+        """Return the last program, for its report."""
+        if self.last is None:
+            raise ArgumentError(
+                f"'{what}' of a global view is not known yet. Call it first, or "
+                "place(state, *other arguments)."
+            )
+        return self.last
+
+    def types(self) -> Any:
+        """Return the types of the state, with shardings; several arguments give a tuple."""
+        leaves, trees = self.known_program("types").traced.state_leaves, []
+        for number in self._setting.state:
+            wholes = [leaf.whole for leaf in leaves if leaf.argument == number]
+            trees.append(jax.tree.unflatten(self._known[number].structure, wholes))
+        return trees[0] if len(trees) == 1 else tuple(trees)
+
+    def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
+        """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
+        is_said, is_one = self._known[leaf.argument].is_said, shape == leaf.type.shape
+        if not leaf.uniform and is_one and shape[:1] == (self._size,) and not is_said:
+            raise ArgumentError(
+                f"{leaf.path} of shape {shape} begins to vary at {leaf.origin}: it may have one "
+                f"value for each of {self._size} devices, or one for all. Say which, by "
+                "view.place(state, *other arguments, stacked=...)."
+            )
+        if leaf.uniform and not is_one:
+            raise ArgumentError(
+                f"{leaf.path} has shape {tuple(shape)}, and the step keeps one value of it, of "
+                f"shape {leaf.type.shape}. Place a state of pmap once, by "
+                "state = view.place(state, stacked=True)."
+            )
+
+
+def _key_of(call: Call, types: Sequence[Any]) -> Hashable:
+    of_types = ((kind.shape, kind.dtype, kind.weak_type) for kind in types)
+    return call.structure, call.static, *of_types

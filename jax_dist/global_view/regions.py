@@ -11,30 +11,26 @@ region as one, with its update of uniform parameters.
 """
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Atom, Values, carries, names_of, record_of
+from jax_dist._rewrite.interpreter import Builder, carries, record_of
 from jax_dist.global_view.analysis import (
     AxisAnalysis,
     ValueFacts,
+    operand_specs,
     variables,
     wanted_in_bodies,
     wanted_specs,
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class GlobalEquation:
-    """An equation on global arrays; one that is entered has a plan for each of its bodies."""
-
-    eqn: JaxprEqn
-    inner: "tuple[BodyPlan, ...]" = ()
+from jax_dist.global_view.mesh_axes import Shard
+from jax_dist.global_view.placement import Setting
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -52,35 +48,36 @@ class TurnSum:
 class Region:
     """Equations of a `shard_map`, and what goes in and out."""
 
-    eqns: tuple[JaxprEqn, ...]
-    reads: tuple[Var, ...]
-    makes: tuple[Var, ...]
-    scatters: Mapping[Var, int]  # results of a psum that are wanted sharded, along which dimension
+    body: Jaxpr
+    scatters: Mapping[Var, Shard]  # results of a psum that are wanted sharded
     turn_sums: Mapping[Var, TurnSum]  # of these, the ones taken in a scan, by its result
-    shards: Mapping[Var, int]  # of `reads`, what is gathered in the region, along which dimension
+    shards: Mapping[Var, Shard]  # of the inputs, what is gathered in the region
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Stage:
-    """Equations on global arrays, and the region after them, if any."""
+class EnteredEquation:
+    """A loop or branch on global arrays, with a plan for each of its bodies."""
 
-    outside: tuple[GlobalEquation, ...]
-    region: Region | None
+    eqn: JaxprEqn
+    plans: "list[BodyPlan]"
+    ins: list[bool]  # whether each operand is uniform
+    outs: list[bool]  # whether each result is
+    in_specs: list[P | None]  # how each operand is wanted sharded in the bodies
+    out_specs: list[P | None]  # how each result is wanted sharded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class BodyPlan:
-    """A body in stages."""
+    """A body as equations on global arrays, and regions between."""
 
-    body: Jaxpr
-    consts: tuple[Any, ...]  # the values of its first inputs
-    ins: tuple[bool, ...]  # of each other input, whether it is uniform
+    closed: ClosedJaxpr
+    ins: list[bool]  # whether each input is uniform
     facts: ValueFacts
-    stages: tuple[Stage, ...]
+    steps: list[JaxprEqn | EnteredEquation | Region]
 
     @property
-    def inputs(self) -> list[Var]:
-        return self.body.invars[len(self.consts) :]
+    def body(self) -> Jaxpr:
+        return self.closed.jaxpr
 
     @property
     def outs(self) -> list[bool]:
@@ -88,92 +85,44 @@ class BodyPlan:
 
     def regions(self) -> Iterator[Region]:
         """Yield all regions, those of entered bodies first."""
-        for stage in self.stages:
-            for inner in (inner for step in stage.outside for inner in step.inner):
-                yield from inner.regions()
-            if stage.region is not None:
-                yield stage.region
+        for step in self.steps:
+            for plan in step.plans if isinstance(step, EnteredEquation) else ():
+                yield from plan.regions()
+            if isinstance(step, Region):
+                yield step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options for all bodies of a step."""
-
-    scatters: bool  # whether a psum may become a reduce-scatter
-    regathers: bool  # whether regions gather what is sharded where they read it, each time
-    # Whether all is one region, as nothing is sharded: the program of pmap, to the bit.
-    in_one: bool
-
-
-def plan(
-    axis: AxisAnalysis, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[Any], options: PlanOptions
-) -> BodyPlan:
-    """Return the stages of a body.
-
-    `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
-    """
-    body, consts = _inline_calls(jaxpr)
-    uniform = axis.uniform_values(body, [*[True] * len(consts), *ins])
-    facts = ValueFacts(uniform, wanted_specs(body, wanted, uniform))
-    stages = _Planner(axis, body, facts, options).stages()
-    return BodyPlan(body, tuple(consts), tuple(ins), facts, stages)
-
-
-def _inline_calls(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
-    """Return a body without calls, and the values of its first inputs, the constants.
-
-    An open jaxpr of jax 0.12 has no constants.
-    """
-    body = interpreter.open_jaxpr(jaxpr)
-    constvars: list[Var] = [*body.constvars]
-    consts: Values = [*interpreter.constants(jaxpr)]
-    eqns: list[JaxprEqn] = []
-
-    def write(inner: Jaxpr, known: dict[Var, Atom]) -> list[Atom]:
-        """Write a body with new variables; return those of its results."""
-        renamed = lambda atom: atom if isinstance(atom, Literal) else known.get(atom, atom)
-        for eqn in inner.eqns:
-            invars = [renamed(atom) for atom in eqn.invars]
-            if record_of(eqn).call == "inline":
-                (called,) = interpreter.bodies(eqn)
-                callee = interpreter.open_jaxpr(called)
-                new = [Var(var.aval) for var in callee.constvars]
-                constvars.extend(new)
-                consts.extend(interpreter.constants(called))
-                formal = [*callee.constvars, *callee.invars]
-                outvars = write(callee, dict(zip(formal, [*new, *invars], strict=True)))
-            else:
-                outvars = [Var(var.aval) for var in eqn.outvars]
-                eqns.append(eqn.replace(invars=invars, outvars=outvars))
-            known.update(zip(eqn.outvars, outvars, strict=True))
-        return [renamed(atom) for atom in inner.outvars]
-
-    outvars, inputs = write(body, {}), [*constvars, *body.invars]
-    return Jaxpr((), inputs, outvars, eqns, body.effects, interpreter.unnamed()), consts
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Planner:
-    """Puts each equation of one body into a stage.
+class Planner:
+    """Puts each equation of a step into a stage of its body.
 
     Stage k is what runs outside when the regions before k have run, and then region k. So what a
     region makes can be read in it, and outside from the next stage on.
     """
 
-    axis: AxisAnalysis
-    body: Jaxpr
-    facts: ValueFacts
-    options: PlanOptions
-    outside: list[list[GlobalEquation]] = dataclasses.field(default_factory=list)  # by stage
-    inside: list[list[JaxprEqn]] = dataclasses.field(default_factory=list)
+    analysis: AxisAnalysis
+    setting: Setting
+    in_one: bool  # whether all is one region, as nothing is sharded: pmap's program, to the bit
 
-    def stages(self) -> tuple[Stage, ...]:
+    def plan(self, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[P | None]) -> BodyPlan:
+        """Return the steps of a body, stage by stage.
+
+        `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
+        """
+        closed = _inline_calls(jaxpr)
+        uniform = self.analysis.uniform_values(closed, ins)
+        facts = ValueFacts(uniform, wanted_specs(closed.jaxpr, wanted, uniform))
+        return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))
+
+    def _steps(self, body: Jaxpr, facts: ValueFacts) -> list[JaxprEqn | EnteredEquation | Region]:
+        outside: list[list[Any]] = []  # by stage
+        inside: list[list[JaxprEqn]] = []
         stage_of: dict[Var, int] = {}  # that makes a value
         of_region: set[Var] = set()
         last_effect = (0, True)  # stage of the last side effect, and whether it ran outside
-        for eqn in self.body.eqns:
-            is_entered = self._is_entered(eqn)
-            is_inside = not is_entered and self._runs_inside(eqn)
+        for eqn in body.eqns:
+            entered = self._enter(eqn, facts)
+            is_inside = entered is None and self._runs_inside(eqn, facts)
             # The first stage with all operands; outside, a region's results come one stage later.
             stage = 0
             for var in variables(eqn.invars):
@@ -182,110 +131,113 @@ class _Planner:
                 before, was_outside = last_effect
                 stage = max(stage, before if is_inside or was_outside else before + 1)
                 last_effect = stage, not is_inside
-            while len(self.outside) <= stage:
-                self.outside.append([])
-                self.inside.append([])
+            while len(outside) <= stage:
+                outside.append([])
+                inside.append([])
             stage_of.update((var, stage) for var in eqn.outvars)
             if is_inside:
                 of_region.update(eqn.outvars)
-                self.inside[stage].append(eqn)
+                inside[stage].append(eqn)
             else:
-                inner = tuple(self._plan_bodies(eqn)) if is_entered else ()
-                self.outside[stage].append(GlobalEquation(eqn, inner))
-        return tuple(
-            Stage(tuple(outside), self._region(number) if self.inside[number] else None)
-            for number, outside in enumerate(self.outside)
-        )
+                outside[stage].append(entered or eqn)
+        reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
+        read_inside = {var for eqns in inside for var in _operands(eqns)}
+        for steps, eqns in zip(outside, inside, strict=True):
+            if eqns:
+                steps.append(self._region(eqns, facts, reads, read_inside))
+        return [step for steps in outside for step in steps]
 
-    def _runs_inside(self, eqn: JaxprEqn) -> bool:
+    def _runs_inside(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
         """Return whether an equation runs in a region: it varies, communicates or has effects."""
         return (
-            self.options.in_one
-            or not all(map(self.facts.is_uniform, [*eqn.invars, *eqn.outvars]))
+            self.in_one
+            or not all(map(facts.is_uniform, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
-            or self.axis.is_used_by(eqn)
+            or self.analysis.is_used_by(eqn)
         )
 
-    def _is_entered(self, eqn: JaxprEqn) -> bool:
-        """Return whether a loop or branch runs on global arrays, with regions in its bodies.
+    def _enter(self, eqn: JaxprEqn, facts: ValueFacts) -> EnteredEquation | None:
+        """Return a loop or branch that runs on global arrays, with regions in its bodies.
 
         It does if it makes a value uniform, or sharded; its condition is then uniform.
         """
-        if self.options.in_one or record_of(eqn).kind not in ("loop", "branch"):
-            return False
-        is_sharded = any(self.facts.spec_of(var) is not None for var in eqn.outvars)
-        if not is_sharded and not self.axis.is_unified_by(eqn):
-            return False
+        if self.in_one or record_of(eqn).kind not in ("loop", "branch"):
+            return None
+        ins, outs = [*map(facts.is_uniform, eqn.invars)], [*map(facts.is_uniform, eqn.outvars)]
+        specs = [*map(facts.spec_of, eqn.outvars)]
+        is_sharded = any(spec is not None for spec in specs)
+        if not any(outs) or not (is_sharded or self.analysis.is_unified_by(eqn)):
+            return None
         # Under vmap a condition has many elements, and lax.while_loop takes one.
         if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
-            return False
-        return any(map(self.facts.is_uniform, eqn.outvars))
+            return None
+        uniform, wanted = self.analysis.uniform_in_bodies(eqn, ins), wanted_in_bodies(eqn, specs)
+        plans = list(map(self.plan, interpreter.bodies(eqn), uniform, wanted))
+        return EnteredEquation(eqn, plans, ins, outs, operand_specs(eqn, specs), specs)
 
-    def _plan_bodies(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
-        """Yield the plan of each body of a loop or branch."""
-        ins = self.axis.uniform_in_bodies(eqn, [*map(self.facts.is_uniform, eqn.invars)])
-        wanted = wanted_in_bodies(eqn, [*map(self.facts.spec_of, eqn.outvars)])
-        for body, of_body, results in zip(interpreter.bodies(eqn), ins, wanted, strict=True):
-            yield plan(self.axis, body, of_body, results, self.options)
+    def _region(
+        self, eqns: list[JaxprEqn], facts: ValueFacts, reads: Counter[Var], read_inside: set[Var]
+    ) -> Region:
+        """Return the region of equations.
 
-    def _region(self, number: int) -> Region:
-        eqns = self.inside[number]
+        `reads` counts how often the body reads a value; `read_inside` are those that regions read.
+        """
+        reads_here = Counter(_operands(eqns))
         # In program order: a set of variables has another order in each process.
         made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        reads = tuple(dict.fromkeys(var for var in _operands(eqns) if var not in made))
-        others = [
-            member for n, region in enumerate(self.inside) if n != number for member in region
-        ]
-        others += [step.eqn for steps in self.outside for step in steps]
-        elsewhere = {*_operands(others), *variables(self.body.outvars)}
-        makes = tuple(var for var in made if var in elsewhere)
-        scatters = self._scattered(eqns)
-        turn_sums = dict(_turn_sums(eqns, makes, scatters))
+        inputs = [var for var in reads_here if var not in made]
+        results = [var for var in made if reads[var] > reads_here[var]]
+        effects = frozenset().union(*[eqn.effects for eqn in eqns])
+        body = Jaxpr((), inputs, results, eqns, effects, interpreter.unnamed())
+        axes = (self.analysis.name,)
+        is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
+        psums = list(filter(is_psum, eqns)) if self.setting.reorders else []
+        sums = [var for eqn in psums for var in eqn.outvars if var not in read_inside]
+        scatters = self._shards(sums, facts)
         # A sum that is scattered takes its operands whole.
-        whole = _operands([eqn for eqn in eqns if not scatters.keys().isdisjoint(eqn.outvars)])
-        gathered = [var for var in reads if self.options.regathers and var not in whole]
-        return Region(tuple(eqns), reads, makes, scatters, turn_sums, self._sharded(gathered))
+        whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
+        gathered = [var for var in inputs if self.setting.regathers and var not in whole]
+        turn_sums = dict(_turn_sums(body, scatters))
+        return Region(body, scatters, turn_sums, self._shards(gathered, facts))
 
-    def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
-        """Return psum results that can be scattered, as no region reads them, and the dimension."""
-        if not self.options.scatters:
-            return {}
-        read = {var for region in self.inside for var in _operands(region)}
-        sums = (
-            eqn
-            for eqn in eqns
-            if _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == (self.axis.name,)
-        )
-        return self._sharded([var for eqn in sums for var in eqn.outvars if var not in read])
-
-    def _sharded(self, candidates: Sequence[Var]) -> dict[Var, int]:
-        """Return for variables wanted sharded over the mapped axis alone, along which dimension."""
-        dims: dict[Var, int] = {}
-        for var in candidates:
-            aval: Any = var.aval
-            for dim, part in enumerate(self.facts.spec_of(var) or ()):
-                sizes = [self.axis.sizes.get(name, 0) for name in names_of(part)]
-                if sizes and all(sizes) and aval.shape[dim] % math.prod(sizes) == 0:
-                    dims.setdefault(var, dim)
-        return dims
+    def _shards(self, candidates: Iterable[Var], facts: ValueFacts) -> dict[Var, Shard]:
+        """Return the shards of the values that are wanted sharded over the mapped axis alone."""
+        shards = {var: self.setting.axes.shard_of(facts.spec_of(var)) for var in candidates}
+        return {var: shard for var, shard in shards.items() if shard is not None}
 
 
-def _turn_sums(
-    eqns: Sequence[JaxprEqn], makes: Sequence[Var], scatters: Mapping[Var, int]
-) -> Iterator[tuple[Var, TurnSum]]:
+def _inline_calls(jaxpr: Any) -> ClosedJaxpr:
+    """Return a body, open or closed, without calls."""
+    closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+    is_call = lambda eqn: record_of(eqn).call == "inline"
+    if not any(map(is_call, closed.jaxpr.eqns)):
+        return closed
+    builder = Builder(closed, is_program=True)
+    for eqn in closed.jaxpr.eqns:
+        if is_call(eqn):
+            (called,) = interpreter.bodies(eqn)
+            results = builder.add(called, [*map(builder.read, eqn.invars)])
+            builder.env.update(zip(eqn.outvars, results, strict=True))
+        else:
+            builder.copy(eqn)
+    # A call may have been in a call.
+    return _inline_calls(builder.finish([*map(builder.read, closed.jaxpr.outvars)]))
+
+
+def _turn_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, TurnSum]]:
     """Yield the stacked results of scans that only a scattered psum reads."""
     readers: dict[Var, list[JaxprEqn]] = {}
-    for eqn in eqns:
+    for eqn in body.eqns:
         for var in variables(eqn.invars):
             readers.setdefault(var, []).append(eqn)
-    scans = [eqn for eqn in eqns if _compat.name_of(eqn) == "scan"]
+    scans = [eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan"]
     for result in (var for eqn in scans for var in eqn.outvars[len(carries(eqn)) :]):
         var, between = result, []
-        while var not in makes and len(readers.get(var, ())) == 1:
+        while var not in body.outvars and len(readers.get(var, ())) == 1:
             (eqn,) = readers[var]
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
-                if scatters.get(total):  # not along dimension 0, that of the turns
+                if total in scatters and scatters[total].dim:  # dimension 0 is that of the turns
                     yield result, TurnSum(total, tuple(between))
                 break
             if not record_of(eqn).elementwise or len(variables(eqn.invars)) > 1:
@@ -294,5 +246,5 @@ def _turn_sums(
             (var,) = eqn.outvars
 
 
-def _operands(eqns: Sequence[JaxprEqn]) -> list[Var]:
+def _operands(eqns: Iterable[JaxprEqn]) -> list[Var]:
     return [var for eqn in eqns for var in variables(eqn.invars)]

@@ -10,9 +10,6 @@ from jax.sharding import NamedSharding
 
 from jax_dist._rewrite.uniformity import cut_along
 from jax_dist._usage import counted, render
-from jax_dist.global_view.analysis import VaryingOrigin
-
-_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,9 +19,10 @@ class Leaf:
     argument: int  # its position
     path: str  # "state.params['w']"
     type: jax.ShapeDtypeStruct  # on one device, `[*s]`
+    wanted: NamedSharding  # of `[*s]`, if it is uniform
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
     size: int  # N
-    origin: VaryingOrigin | None  # where it began to vary
+    origin: str | None  # where it began to vary, "train.py:12 (add)"
 
     @property
     def uniform(self) -> bool:
@@ -93,4 +91,4 @@ class GlobalViewReport:
             f"{counted(self.scattered, 'sum')} scattered"
         )
         state = f"state: {self.bytes_per_device:,} bytes per device; under pmap "
-        return f"{head}\n{render(table, width=_WIDTH)}\n{state}{self.bytes_under_pmap:,}"
+        return f"{head}\n{render(table, width=120)}\n{state}{self.bytes_under_pmap:,}"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
@@ -17,10 +17,11 @@ from jax_dist._rewrite.captures import Lifted
 from jax_dist._rewrite.uniformity import cut_along
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
-from jax_dist.global_view.analysis import AxisAnalysis, VaryingOrigin
-from jax_dist.global_view.placement import StateType, shardings_of
+from jax_dist.global_view.analysis import AxisAnalysis, find_origin
+from jax_dist.global_view.placement import Setting, StateType
 from jax_dist.global_view.report import Leaf
-from jax_dist.global_view.setting import Setting
+
+Varying: TypeAlias = Mapping[str, str]  # where leaves of the state begin to vary, by path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -31,47 +32,48 @@ class TracedStep:
     argument leaf.
     """
 
-    structure: Any  # of the arguments that are not static
+    call: Call  # of types, its state `[N, *s]` as under pmap
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
-    results: dict[int, int]  # of the state, by place among the result leaves: that of its argument
     ins: list[bool]  # whether each input of the jaxpr is uniform
-    leaves: dict[int, Leaf]  # of the state, by place among the argument leaves
+    in_leaves: list[Leaf | None]  # for each argument leaf, that of the state, if it is one
+    out_leaves: list[Leaf | None]  # for each result leaf, that of the state which it replaces
 
     @property
-    def jaxpr(self) -> ClosedJaxpr:
-        return self.lifted.jaxpr
+    def state_leaves(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.in_leaves if leaf is not None)
 
 
 def trace_step(
     setting: Setting,
     analysis: AxisAnalysis,
     call: Call,
-    state: dict[int, StateType],
-    varying: Mapping[int, VaryingOrigin],
+    state: Sequence[StateType],
+    varying: Varying,
 ) -> TracedStep:
     """Trace a step for a call of types, its state `[N, *s]` as under pmap.
 
-    `state` has the types of the state arguments on one device, by position; `varying` the argument
-    leaves, by place, that are known to vary from the start.
+    `varying` has the leaves of the state that are known to vary from the start.
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
     results = _pair_results(call, state, lifted.jaxpr, out_tree)
-    captured = len(lifted.captures)  # one object for all devices
-    ins = [True] * captured
-    for place, (owner, axis) in enumerate(zip(call.owners, call.axes, strict=True)):
-        ins.append(axis is None or (owner in state and place not in varying))
+    captured, paths, of_state = len(lifted.captures), call.paths(), {*results.values()}
+    ins = [True] * captured  # one object for all devices
+    for place, axis in enumerate(call.axes):
+        ins.append(axis is None or (place in of_state and paths[place] not in varying))
     pairs = [(captured + place, result) for result, place in results.items()]
     ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
     uniform = analysis.uniform_values(body, ins)
-    origins = [VaryingOrigin.of(body, uniform, out) for out in body.outvars]
+    origins = [find_origin(body, uniform, out) for out in body.outvars]
     _check_results(call.fun_name, out_tree, out_axes, origins, results)
-    of_state = {place: varying.get(place, origins[result]) for result, place in results.items()}
-    leaves = _leaves_of_state(setting, call, state, of_state)
-    return TracedStep(call.structure, lifted, out_tree, out_axes, results, ins, leaves)
+    now = {paths[place]: origin for n, place in results.items() if (origin := origins[n])}
+    leaves = _leaves_of_state(setting, call, state, {**now, **varying})
+    in_leaves = [leaves.get(place) for place in range(len(call.leaves))]
+    out_leaves = [leaves.get(results.get(n, -1)) for n in range(len(out_axes))]
+    return TracedStep(call, lifted, out_tree, out_axes, ins, in_leaves, out_leaves)
 
 
 def _trace(setting: Setting, call: Call) -> tuple[Lifted, Any, tuple[Axis, ...]]:
@@ -105,8 +107,7 @@ _UNSUPPORTED = {
 def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> None:
     """Raise NotImplementedError for a primitive of `_UNSUPPORTED`; `around` are outer equations."""
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        reason = _UNSUPPORTED.get(_compat.name_of(eqn))
-        if reason is not None:
+        if reason := _UNSUPPORTED.get(_compat.name_of(eqn)):
             line = interpreter.user_line_of(eqn, around) or "an unknown line"
             raise NotImplementedError(f"global_view of '{fun_name}': the step, at {line}, {reason}")
         for body in interpreter.bodies(eqn):
@@ -114,24 +115,21 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 
 
 def _pair_results(
-    call: Call, state: dict[int, StateType], jaxpr: ClosedJaxpr, out_tree: Any
+    call: Call, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
     """Return, by place of a result leaf, the place of the state leaf that it replaces."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
     parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
     pairs: dict[int, int] = {}
-    for argument, kind in state.items():
+    for kind in state:
         for part in parts:
-            outs = jax.tree.leaves(part)
-            types = [(jaxpr.out_avals[n].shape, jaxpr.out_avals[n].dtype) for n in outs]
-            is_state = jax.tree.structure(part) == kind.structure and types == [
-                (leaf.shape, leaf.dtype) for leaf in kind.leaves
-            ]
-            if is_state and pairs.keys().isdisjoint(outs):
-                pairs.update(zip(outs, places_of(call, argument), strict=True))
+            outs, structure = jax.tree.flatten(part)
+            types = [jaxpr.out_avals[n] for n in outs]
+            if kind.fits(structure, types) and pairs.keys().isdisjoint(outs):
+                pairs.update(zip(outs, places_of(call, kind.argument), strict=True))
                 break
         else:
-            name = axes.argument_name(call.fun, argument)
+            name = axes.argument_name(call.fun, kind.argument)
             raise ArgumentError(
                 f"'{call.fun_name}' gives no new state: no result has the structure, shapes and "
                 f"dtypes of argument '{name}'. Give the position of the carried argument by "
@@ -144,7 +142,7 @@ def _check_results(
     fun_name: str,
     out_tree: Any,
     out_axes: Sequence[Axis],
-    origins: Sequence[VaryingOrigin | None],
+    origins: Sequence[str | None],
     state: Collection[int],
 ) -> None:
     """Raise ArgumentError for a result that varies and has out_axes=None."""
@@ -159,45 +157,31 @@ def _check_results(
 
 
 def _leaves_of_state(
-    setting: Setting,
-    call: Call,
-    state: dict[int, StateType],
-    origins: dict[int, VaryingOrigin | None],
+    setting: Setting, call: Call, state: Sequence[StateType], origins: Varying
 ) -> dict[int, Leaf]:
-    paths = call.paths()
+    """Return the leaves of the state by place; raise or warn of those that cannot be sharded."""
     leaves: dict[int, Leaf] = {}
-    unsharded: list[Leaf] = []  # which were to be sharded over the mapped axis
-    for argument, kind in state.items():
-        shardings = shardings_of(setting.shardings, setting.by_device, kind)
-        places = places_of(call, argument)
-        for place, leaf_type, sharding in zip(places, kind.leaves, shardings, strict=True):
-            origin, spec = origins[place], sharding.spec
-            if origin is not None:
-                sharding = setting.sharding_of_varying(spec)
-            leaves[place] = Leaf(argument, paths[place], leaf_type, sharding, setting.size, origin)
-            if origin is not None and not cut_along(spec).isdisjoint(setting.mesh_axes):
-                unsharded.append(leaves[place])
-    if unsharded:
-        is_any_sharded = any(leaf.uniform and leaf.is_sharded for leaf in leaves.values())
-        _reject_unsharded(setting, unsharded, is_any_sharded=is_any_sharded)
-    return leaves
-
-
-def _reject_unsharded(setting: Setting, leaves: list[Leaf], *, is_any_sharded: bool) -> None:
-    """Raise ArgumentError, or warn, of leaves that vary and were to be sharded."""
+    for kind in state:
+        places = places_of(call, kind.argument)
+        leaves.update(zip(places, setting.leaves_of(kind, origins), strict=True))
+    is_mapped = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
+    unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_mapped(leaf)]
     lines = "; ".join(
         f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device, begins to vary at "
         f"{leaf.origin}"
-        for leaf in leaves
+        for leaf in unsharded
     )
     text = (
-        f"Leaves of the state of '{setting.options.fun_name}' cannot be sharded, for each device "
-        f"has others: {lines}. Average them, or their gradients, over devices (jax.lax.pmean) "
-        "before that line, or let shardings= be a function that gives PartitionSpec() for them."
+        f"Leaves of the state of '{call.fun_name}' cannot be sharded, for each device has others: "
+        f"{lines}. Average them, or their gradients, over devices (jax.lax.pmean) before that "
+        "line, or let shardings= be a function that gives PartitionSpec() for them."
     )
-    if callable(setting.shardings) or not is_any_sharded:
+    is_any_sharded = any(leaf.uniform and leaf.is_sharded for leaf in leaves.values())
+    if unsharded and (callable(setting.shardings) or not is_any_sharded):
         raise ArgumentError(text)
-    warn_user(text, UserWarning)
+    if unsharded:
+        warn_user(text, UserWarning)
+    return leaves
 
 
 def places_of(call: Call, argument: int) -> list[int]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh
@@ -17,12 +17,9 @@ from jax_dist._pmap.placement import check_runs
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
 from jax_dist.global_view import placement
-from jax_dist.global_view.placement import Shardings
+from jax_dist.global_view.placement import Setting, Shardings
+from jax_dist.global_view.programs import Signatures
 from jax_dist.global_view.report import GlobalViewReport
-from jax_dist.global_view.setting import Setting
-from jax_dist.global_view.signatures import Signatures
-
-Gradients: TypeAlias = Literal["scatter", "reduce"]
 
 
 def global_view(
@@ -37,7 +34,7 @@ def global_view(
     shardings: Shardings = "replicated",
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
-    gradients: Gradients = "scatter",
+    gradients: Literal["scatter", "reduce"] = "scatter",
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
@@ -96,7 +93,7 @@ def global_view(
     """
     if not callable(fun):
         raise ArgumentTypeError(f"global_view takes a function, not {fun!r}.")
-    if gradients not in get_args(Gradients):
+    if gradients not in ("scatter", "reduce"):
         raise ArgumentTypeError(f"gradients must be 'scatter' or 'reduce', not {gradients!r}.")
     if not callable(shardings) and shardings not in ("replicated", "fsdp"):
         raise ArgumentTypeError(
@@ -121,8 +118,7 @@ def global_view(
         captures=captures,
     )
     numbers = axes.argument_numbers("state", () if state is None else state)
-    reorders = gradients == "scatter"
-    setting = Setting(options, mapped, numbers, mesh, shardings, reorders, bool(regather))
+    setting = Setting(options, mapped, numbers, mesh, shardings, gradients == "scatter", regather)
     return GlobalView(fun, setting)
 
 
@@ -190,25 +186,24 @@ class GlobalView:
             raise self._no_state_argument(len(numbers), len(parts))
         flags = stacked if len(parts) > 1 and isinstance(stacked, tuple) else [stacked] * len(parts)
         with self._context(traced=False):
-            states = {
-                number: self._signatures.take_state(number, part, stacked=flag)
+            kinds = [
+                self._signatures.take_state(number, part, stacked=flag)
                 for number, part, flag in zip(numbers, parts, flags, strict=True)
-            }
+            ]
             if rest:
-                others = iter(rest)
-                places = range(len(parts) + len(rest))
-                args = [states[n].type.tree if n in states else next(others) for n in places]
+                args = list(rest)
+                for kind in kinds:  # in the order of their positions
+                    args.insert(kind.argument, kind.tree)
                 self._signatures.program_for(self._bind(tuple(args), {}))
-            placed = [self._signatures.place_state(n, value) for n, value in states.items()]
+            placed = list(map(self._signatures.place_state, kinds, parts))
         return tuple(placed) if len(placed) > 1 else placed[0]
 
-    def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
+    def place_batch(self, batch: Any) -> Any:
         """Shard a batch over the devices.
 
         Args:
-          batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or the
-            rows of this process, `[B, ...]`.
-          rows: whether these are rows; by default, if the first dimension is not L.
+          batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or, if
+            the first dimension is not L, the rows of this process, `[B, ...]`.
 
         Returns:
           Global arrays `[N, b, ...]`.
@@ -217,17 +212,17 @@ class GlobalView:
           ArgumentError: an array has no rows, or the devices do not divide them.
         """
         self._check_runs("place_batch")
-        return placement.place_batch(batch, self._setting.by_device, rows=rows)
+        return placement.place_batch(batch, self._setting.axes)
 
     @property
     def shardings(self) -> Any:
         """The shardings of the state: a tree of `NamedSharding`, or a tuple of trees."""
-        return self._signatures.map_state(lambda leaf: leaf.sharding, "shardings")
+        return jax.tree.map(lambda leaf: leaf.sharding, self.types)
 
     @property
     def types(self) -> Any:
         """The types of the state with shardings, as a checkpoint is read into."""
-        return self._signatures.map_state(lambda leaf: leaf.whole, "types")
+        return self._signatures.types()
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the step for arguments, or their types, as `jax.jit(...).lower` does."""
@@ -256,10 +251,10 @@ class GlobalView:
 
     def _check_runs(self, what: str) -> None:
         name = f"{what} of the global view of '{self._setting.options.fun_name}'"
-        check_runs(self._setting.mesh.devices.flat[:1], name)
+        check_runs(self._setting.axes.mesh.devices.flat[:1], name)
 
     def _context(self, *, traced: bool) -> Any:
         """Leave a mesh that the user has set."""
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
-        return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
+        return meshes.context_of(self._setting.axes.mesh) if traced else meshes.no_mesh()

@@ -129,4 +129,5 @@ def compare(
 
 def _of_batch(view: Any, state: Any) -> list[Any]:
     """How the arguments after the state are wanted."""
-    return list(view._signatures.last.in_shardings[len(jax.tree.leaves(state)) :])
+    layouts = view._signatures.last.in_layouts[len(jax.tree.leaves(state)) :]
+    return [sharding for _, sharding in layouts]

@@ -194,7 +194,7 @@ def test_the_state_of_pmap_goes_on_from_there():
     view = global_view(unsynchronized, "i", shardings="fsdp", gradients="reduce")
     state = view.place(reference, _X, stacked=True)  # its means differ
     compiled = view.lower(state, _X).compile(compiler_options=PLAIN)
-    x = jax.device_put(_X, view._signatures.last.in_shardings[-1])
+    x = jax.device_put(_X, view._signatures.last.in_layouts[-1][1])
     assert_same(compiled(state, x), program(reference, _X))
 
 
