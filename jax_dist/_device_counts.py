@@ -207,6 +207,8 @@ class _Program:
             axes, axis_name = step.axes, step.options.mesh_axis
             static = step.options.static
             leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
+            if len(leaves) > len(step.axes):  # jax.pmap does not say which arguments are static
+                leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
             make_argument = _Argument.of_slices
         arguments = [
             make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)
