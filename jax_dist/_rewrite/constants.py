@@ -133,14 +133,15 @@ class _Lifting:
             needed = self._collect_from_bodies(eqn)
             widen = lambda part, needed=needed: self.add_inputs(part, needed)
             operands = [new[identity] for identity in needed]
-            builder.copy(_widened(eqn, widen, operands) if needed else with_bodies(eqn, widen))
+            wide = _widened(eqn, widen, operands) if needed else with_bodies(eqn, widen)
+            builder.copy(wide, builder.read_all(wide.invars))
         if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(
             constvars=list(kept),
             invars=[*new.values(), *body.invars],
             eqns=builder.eqns,
-            outvars=list(map(builder.read, body.outvars)),
+            outvars=builder.read_all(body.outvars),
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)

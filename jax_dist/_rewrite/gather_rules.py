@@ -34,7 +34,7 @@ class Deferred:
     dim: int
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
-    sites: tuple[int, ...]  # the gathers that it comes from
+    sites: tuple[Any, ...]  # the gathers that it comes from, which may have to be kept
     made_by: JaxprEqn
 
     def block_type(self, whole: Any, dim: int) -> Any:
@@ -223,16 +223,13 @@ def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferre
     return Reduction("psum", compute)
 
 
-def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int:
-    """Return the dimension of a whole operand that is to be sliced; -1 for none."""
+def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int | None:
+    """Return the dimension of a whole operand of which each device takes its block, if any."""
     shape = _shape(eqn.invars[place])
     if _compat.name_of(eqn) != "dot_general":
-        return first.dim if shape and shape[first.dim] != 1 else -1
-    for dims in eqn.params["dimension_numbers"]:
-        for pair in zip(*dims, strict=True):
-            if pair[1 - place] == first.dim:
-                return int(pair[place])
-    return -1
+        return first.dim if shape and shape[first.dim] != 1 else None
+    pairs = (pair for dims in eqn.params["dimension_numbers"] for pair in zip(*dims, strict=True))
+    return next((int(pair[place]) for pair in pairs if pair[1 - place] == first.dim), None)
 
 
 def spell_axes(names: Sequence[Any]) -> str:
