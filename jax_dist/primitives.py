@@ -172,6 +172,7 @@ def _records() -> Iterator[Primitive]:
 
 
 def _record(name: str, words: Sequence[str]) -> Primitive:
+    """Return the record of a primitive from the facts of a line of the table."""
     facts: dict[str, Any] = {"kind": words[0]}
     for word in words[1:]:
         if word in ("axes", "axis_name"):

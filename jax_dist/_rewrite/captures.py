@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
@@ -84,33 +84,52 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    captures: dict[Identity, Capture] = {}
-    seen: set[tuple[int, str]] = set()
+    search = _Search()
+    search.visit(jaxpr, (), "")
+    for identity, (name, line) in find_names(fun, search.captures).items():
+        capture = search.captures[identity]
+        capture.name, capture.captured_at = name, line
+    return tuple(search.captures.values())
 
-    def search(jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
-        if (id(jaxpr), refused) in seen:
+
+class _Search:
+    """A walk over a program that describes each array in it once, with its first use."""
+
+    def __init__(self):
+        self.captures: dict[Identity, Capture] = {}
+        self._visited: set[tuple[int, str]] = set()
+
+    def visit(self, jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
+        """Describe the constants of a jaxpr and of the bodies in it.
+
+        Args:
+          jaxpr: open or closed.
+          around: the equations in whose bodies it is, the outermost first.
+          refused: why its constants cannot be lifted; "" if they can.
+        """
+        if (id(jaxpr), refused) in self._visited:
             return
-        seen.add((id(jaxpr), refused))
-        body, by_var = open_jaxpr(jaxpr), dict[Any, Capture]()
-        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) is not None:
-                if identity not in captures:
-                    captures[identity] = Capture.describe(value)
-                by_var[var] = captures[identity]
-                by_var[var].refused = by_var[var].refused or refused
-        for eqn in body.eqns:
-            for part in bodies(eqn):
-                search(part, (*around, eqn), refused or reason_to_keep(eqn))
+        self._visited.add((id(jaxpr), refused))
+        by_var = self._describe_constants(jaxpr, refused)
+        for eqn in open_jaxpr(jaxpr).eqns:
+            for body in bodies(eqn):
+                self.visit(body, (*around, eqn), refused or reason_to_keep(eqn))
             for atom in eqn.invars if by_var else ():
-                capture = None if isinstance(atom, Literal) else by_var.get(atom)
-                if capture is not None:
+                if isinstance(atom, Var) and atom in by_var:
+                    capture = by_var[atom]
                     capture.used_at = capture.used_at or user_line_of(eqn, around)
                     capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
 
-    search(jaxpr, (), "")
-    for identity, (name, line) in find_names(fun, captures).items():
-        captures[identity].name, captures[identity].captured_at = name, line
-    return tuple(captures.values())
+    def _describe_constants(self, jaxpr: Any, refused: str) -> dict[Var, Capture]:
+        by_var: dict[Var, Capture] = {}
+        for var, value in zip(open_jaxpr(jaxpr).constvars, constants(jaxpr), strict=False):
+            identity = array_identity(value)
+            if identity is not None:
+                if identity not in self.captures:
+                    self.captures[identity] = Capture.describe(value)
+                by_var[var] = capture = self.captures[identity]
+                capture.refused = capture.refused or refused
+        return by_var
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -165,12 +184,11 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
       ArgumentError: there are some, and the policy is "error".
     """
     found = () if policy == "allow" else find_captures(jaxpr, fun)
-    stays = [capture for capture in found if capture.is_large or capture.is_key]
-    lifted, why = (), f"captures='{policy}' says so"
-    if policy == "lift":
-        lifted, why = tuple(c for c in stays if not c.refused), "they cannot be handed on"
-        stays = [capture for capture in stays if capture.refused]
-    if stays:
+    wanted = [capture for capture in found if capture.is_large or capture.is_key]
+    lifts = policy == "lift"
+    lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
+    if stays := [capture for capture in wanted if capture not in lifted]:
+        why = "they cannot be handed on" if lifts else f"captures='{policy}' says so"
         text = warning_text(stays, name, kept_because=why)
         if policy == "error":
             raise ArgumentError(text)

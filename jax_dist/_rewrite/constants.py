@@ -118,6 +118,7 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+        """Return the jaxpr with `inputs`; the same object if there is nothing to change in it."""
         body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
@@ -130,10 +131,7 @@ class _Lifting:
                 kept[var] = own_copy(value)
                 is_same = is_same and kept[var] is value
         for eqn in body.eqns:
-            needed = self._collect_from_bodies(eqn)
-            widen = lambda part, needed=needed: self.add_inputs(part, needed)
-            operands = [new[identity] for identity in needed]
-            wide = _widened(eqn, widen, operands) if needed else with_bodies(eqn, widen)
+            wide = self._widen(eqn, new) if bodies(eqn) else eqn
             builder.copy(wide, builder.read_all(wide.invars))
         if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
@@ -147,14 +145,23 @@ class _Lifting:
         is_closed = isinstance(jaxpr, ClosedJaxpr)
         return ClosedJaxpr(changed, list(kept.values())) if is_closed else changed
 
+    def _widen(self, eqn: JaxprEqn, new: Mapping[Identity, Var]) -> JaxprEqn:
+        """Return an equation whose bodies take the wanted arrays in them as operands."""
+        needed = self._collect_from_bodies(eqn)
+        change = lambda body: self.add_inputs(body, needed)
+        if not needed:
+            return with_bodies(eqn, change)
+        return _add_operands(eqn, change, [new[identity] for identity in needed])
+
     def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the wanted arrays in the bodies of an equation, each once, in order."""
-        if reason_to_keep(eqn):
+        inner = bodies(eqn)
+        if not inner or reason_to_keep(eqn):
             return ()
-        arrays = (identity for body in bodies(eqn) for identity in self._collect(body))
-        return tuple(dict.fromkeys(arrays))
+        return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
 
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
+        """Return the wanted arrays of a jaxpr and of the bodies in it, each once, in order."""
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
             arrays = list(map(array_identity, constants(jaxpr)))
             for eqn in open_jaxpr(jaxpr).eqns:
@@ -177,8 +184,11 @@ def reason_to_keep(eqn: JaxprEqn) -> str:
     return f"it is in the body of '{name}', which takes no more operands"
 
 
-def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
-    """Return an equation whose bodies take `new` in front of their other operands."""
+def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
+    """Return an equation with more operands, which its bodies, by `change`, take as first inputs.
+
+    The parameters that count or describe operands are those of JAX, by primitive.
+    """
     name, params, count = _compat.name_of(eqn), eqn.params, len(new)
     invars = eqn.invars
     changed: dict[str, Any] = {}
@@ -198,5 +208,5 @@ def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) ->
         first = 1
     elif "num_consts" in params:  # the first operands, which are hidden from the user's rules
         changed = {"num_consts": params["num_consts"] + count}
-    params = {**with_bodies(eqn, widen).params, **changed}
+    params = {**with_bodies(eqn, change).params, **changed}
     return eqn.replace(invars=[*invars[:first], *new, *invars[first:]], params=params)

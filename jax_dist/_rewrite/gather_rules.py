@@ -136,6 +136,7 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 
 
 def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    """Reduce on the block; and then over devices, if the gathered dimension is among the axes."""
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
@@ -160,12 +161,14 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
 
 
 def _check_strong(eqn: JaxprEqn) -> None:
+    """Raise NeedsWhole if the result is weakly typed."""
     aval: Any = eqn.outvars[0].aval
     if aval.weak_type:
         raise NeedsWhole("the result has a weak type, and a reduction over devices gives none")
 
 
 def _is_low_precision(dtype: Any) -> bool:
+    """Return whether sums in this type depend much on the order of their terms."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
@@ -202,6 +205,7 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 
 def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
+    """Multiply blocks, and add the products up over devices, if that sends no more bytes."""
     _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
@@ -267,6 +271,7 @@ def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> ja
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
+    """Return the extreme of floats, which is a NaN if one of them is."""
     local, over = _EXTREMES[kind]
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
     block = local(x, axes)

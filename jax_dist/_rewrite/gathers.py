@@ -260,16 +260,7 @@ class _Walk:
         except NeedsWhole as reason:
             body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
             return
-        blocks: list[Atom] = []
-        for place, value in enumerate(values):
-            if isinstance(value, Deferred):
-                blocks.append(value.block)
-            elif (dim := dimension_to_slice(eqn, place, first)) is None:
-                blocks.append(value)
-            else:
-                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
-                key = ("take", dim, first.axes, first.size)
-                blocks += self._trace(key, take, eqn, [value], body)
+        blocks = self._blocks_of_operands(eqn, values, first, body)
         sites = tuple({site: None for value in operands if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
@@ -286,6 +277,22 @@ class _Walk:
         (body.env[out],) = self._trace(key, compute, eqn, blocks, body)
         for site in sites:
             site.reductions.append((_compat.name_of(eqn), result.collective))
+
+    def _blocks_of_operands(
+        self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
+    ) -> list[Atom]:
+        """Return what an equation works on in place of its operands: blocks, or all of one."""
+        blocks: list[Atom] = []
+        for place, value in enumerate(values):
+            if isinstance(value, Deferred):
+                blocks.append(value.block)
+            elif (dim := dimension_to_slice(eqn, place, first)) is None:
+                blocks.append(value)
+            else:
+                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
+                key = ("take", dim, first.axes, first.size)
+                blocks += self._trace(key, take, eqn, [value], body)
+        return blocks
 
     def _check_whole_operands(
         self, eqn: JaxprEqn, operands: Sequence[Deferred | None], first: Deferred, body: _Body

@@ -212,6 +212,7 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
 def _sharded_types(
     atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh
 ) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of values on the mesh, as partition() takes them."""
     return [
         jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=NamedSharding(mesh, spec))
         for atom, spec in zip(atoms, specs, strict=True)

@@ -3,7 +3,7 @@
 The user's function is traced once per signature, and JAX remembers that. What the passes make of
 it is traced by a jit object: one for each set of captured arrays, which are its first argument, and
 for each way that arguments are sharded where the passes follow that. A call that the C++ front does
-not know (see `_compat.front`) comes to `_miss`, with its arguments.
+not know (see `_compat.front`) comes to `_call_anew`, with its arguments.
 """
 
 import dataclasses
@@ -142,6 +142,7 @@ class RewrittenProgram:
     # ---- a call that the front does not know
 
     def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        """Make a call; return also what the front of the captured arrays `asking` remembers."""
         call = self._find(args, kwargs)
         if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
@@ -181,6 +182,7 @@ class RewrittenProgram:
         return results, memory if placed is asking else None, stale
 
     def _place_captures(self, call: _KnownCall) -> PlacedCaptures:
+        """Return the captured arrays of a call on the devices that it runs on."""
         mesh = call.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
@@ -231,6 +233,7 @@ class RewrittenProgram:
         return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
     def _analyze(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> _TracedCall:
+        """Lift the captured arrays of a new trace, and look which passes have work in it."""
         jaxpr, out_tree = traced.jaxpr, jax.tree.structure(traced.out_info)
         remesh.check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
@@ -277,6 +280,10 @@ class RewrittenProgram:
     def _run_passes(
         self, traced: _TracedCall, args: _Args, kwargs: _Kwargs, variant: Any = None
     ) -> tuple[ClosedJaxpr, tuple[PassFinding, ...]]:
+        """Return the program after all passes, and what they found.
+
+        `variant` is that of the call; None to read it from the arguments, which may be tracers.
+        """
         options, lifted = self.options, traced.lifted
         passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
         if jax.process_count() == 1:

@@ -124,6 +124,8 @@ def layouts_of(
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
+    """Lower a program with each of some calls in a scope that bears its number."""
+
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
@@ -184,6 +186,11 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
 
 
 def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
+    """Return the spec of a value on `mesh`; `meshes` are those that the module declares, by name.
+
+    Raises:
+      ValueError: no spec says how it is sharded.
+    """
     maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)

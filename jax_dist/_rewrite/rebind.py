@@ -52,6 +52,8 @@ def bind_again(
 
 
 def _bind(eqn: JaxprEqn, values: Values, again: _Evaluate, context: Any) -> Values:
+    """Return the values of an equation; `again` evaluates its bodies, in the `context` of now."""
+
     def trace_again(body: Any) -> Any:
         avals: list[Any] = interpreter.open_jaxpr(body).in_avals
         if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
@@ -85,6 +87,7 @@ def _bind(eqn: JaxprEqn, values: Values, again: _Evaluate, context: Any) -> Valu
 
 
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
+    """Map the body of a shard_map again, with its specs."""
     params = eqn.params
     is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(
