@@ -79,8 +79,9 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     name, record = _compat.name_of(eqn), record_of(eqn)
     gathered = [operand for operand in operands if operand is not None]
     first = gathered[0]
-    alike = lambda value: (value.axes, value.dim if name != "dot_general" else None)
-    if any(alike(value) != alike(first) for value in gathered):
+    # A product pairs dimensions by itself; all else, those of one place.
+    same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
+    if not same_dim or len({value.axes for value in gathered}) > 1:
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
     result = None
     if name == "dot_general":
@@ -180,23 +181,24 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
     A gathered batch dimension, or one that only one operand has, stays gathered.
     """
-    contracted, batch = (
+    contracted, batch = (  # pairs of a dimension of the left operand and one of the right
         [(int(left), int(right)) for left, right in zip(*dims, strict=True)]
         for dims in eqn.params["dimension_numbers"]
     )
-    side = 0 if operands[0] is not None else 1
+    side = 0 if operands[0] is not None else 1  # of `first`, which is gathered
     first, other = operands[side], operands[1 - side]
     assert first is not None
     pair = next((p for p in [*contracted, *batch] if p[side] == first.dim), None)
     if pair is None:
         if other is not None:
             raise NeedsWhole("dot_general is an outer product of two gathered operands")
+        # A result has the batch dimensions, then the free ones of the left, then of the right.
         paired = [p[side] for p in [*contracted, *batch]]
         free = [d for d in range(len(_shape(eqn.invars[side]))) if d not in paired]
-        before = len(batch) + free.index(first.dim)
+        dim = len(batch) + free.index(first.dim)
         if side == 1:
-            before += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
-        return Blockwise(before)
+            dim += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
+        return Blockwise(dim)
     if other is not None and other.dim != pair[1 - side]:
         raise NeedsWhole("dot_general pairs a gathered dimension with one that is not")
     if pair in batch:

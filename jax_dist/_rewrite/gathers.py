@@ -162,14 +162,12 @@ class _Walk:
         """Return the body of an equation of this name, changed; what leaves it is whole."""
         opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
         self._add_equations(opened, inputs, body)
-        outvars = []
-        for atom in opened.outvars:
-            value = body.read(atom)
+        outvars = body.read_all(opened.outvars)
+        for place, value in enumerate(outvars):
             if isinstance(value, Deferred):
                 why = f"the gathered value leaves the {name} whole"
                 _keep_sites(value, why, value.made_by)
-                value = atom
-            outvars.append(value)
+                outvars[place] = opened.outvars[place]
         return body.finish(outvars)
 
     def _add_equations(
@@ -330,13 +328,11 @@ class _Walk:
 
     def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
         """Keep the gathers behind the operands of an equation; return the operands, whole."""
-        whole = []
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):
                 _keep_sites(value, why, body.jax_call or eqn)
                 body.env.pop(atom, None)
-            whole.append(body.read(atom))
-        return whole
+        return body.read_all(eqn.invars)
 
 
 def _keep_sites(value: Deferred, why: str, forced_by: JaxprEqn) -> None:

@@ -288,10 +288,6 @@ class Builder:
         self.is_changed = False
         self._depth = 0  # of jaxprs that are inlined
 
-    def read(self, atom: Atom) -> Any:
-        """Return what an atom became."""
-        return atom if isinstance(atom, Literal) else self.env.get(atom, atom)
-
     def read_all(self, atoms: Sequence[Atom]) -> list[Any]:
         """Return what each atom became."""
         env = self.env
