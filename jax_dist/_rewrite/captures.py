@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import typing
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -26,6 +26,7 @@ from jax_dist._rewrite.constants import (
     Identity,
     array_identity,
     lift_arrays,
+    literal_identity,
     own_copy,
     reason_to_keep,
 )
@@ -110,26 +111,39 @@ class _Search:
         if (id(jaxpr), refused) in self._visited:
             return
         self._visited.add((id(jaxpr), refused))
-        by_var = self._describe_constants(jaxpr, refused)
-        for eqn in open_jaxpr(jaxpr).eqns:
+        opened = open_jaxpr(jaxpr)
+        pairs = zip(opened.constvars, constants(jaxpr), strict=False)
+        by_var = {
+            var: self._describe(identity, value, refused)
+            for var, value in pairs
+            if (identity := array_identity(value)) is not None
+        }
+        for eqn in opened.eqns:
             for body in bodies(eqn):
                 self.visit(body, (*around, eqn), refused or reason_to_keep(eqn))
-            for atom in eqn.invars if by_var else ():
-                if isinstance(atom, Var) and atom in by_var:
-                    capture = by_var[atom]
+            for atom in eqn.invars:
+                capture = self._describe_operand(atom, by_var, refused)
+                if capture is not None:
                     capture.used_at = capture.used_at or user_line_of(eqn, around)
                     capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+        for atom in opened.outvars:
+            self._describe_operand(atom, by_var, refused)
 
-    def _describe_constants(self, jaxpr: Any, refused: str) -> dict[Var, Capture]:
-        by_var: dict[Var, Capture] = {}
-        for var, value in zip(open_jaxpr(jaxpr).constvars, constants(jaxpr), strict=False):
-            identity = array_identity(value)
-            if identity is not None:
-                if identity not in self.captures:
-                    self.captures[identity] = Capture.describe(value)
-                by_var[var] = capture = self.captures[identity]
-                capture.refused = capture.refused or refused
-        return by_var
+    def _describe_operand(
+        self, atom: Any, by_var: Mapping[Var, Capture], refused: str
+    ) -> Capture | None:
+        """Return the capture of an atom; None if it is no captured array."""
+        if isinstance(atom, Var):
+            return by_var.get(atom)
+        identity = literal_identity(atom)
+        return None if identity is None else self._describe(identity, atom.val, refused)
+
+    def _describe(self, identity: Identity, value: Any, refused: str) -> Capture:
+        if identity not in self.captures:
+            self.captures[identity] = Capture.describe(value)
+        capture = self.captures[identity]
+        capture.refused = capture.refused or refused
+        return capture
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -170,7 +184,7 @@ class Lifted:
     """A program whose first inputs are arrays that it captured."""
 
     jaxpr: ClosedJaxpr
-    found: tuple[Capture, ...]  # all captured arrays; empty if captures="allow"
+    all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
     values: list[Any]  # of these: own copies, on the host until they are placed
     key: Hashable = ()  # equal for equal values
@@ -183,8 +197,8 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     Raises:
       ArgumentError: there are some, and the policy is "error".
     """
-    found = () if policy == "allow" else find_captures(jaxpr, fun)
-    wanted = [capture for capture in found if capture.is_large or capture.is_key]
+    all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
+    wanted = [capture for capture in all_captures if capture.is_large or capture.is_key]
     lifts = policy == "lift"
     lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
     if stays := [capture for capture in wanted if capture not in lifted]:
@@ -194,15 +208,15 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
     values = [own_copy(capture.value) for capture in lifted]
-    if found or policy == "allow":
+    if all_captures or policy == "allow":
         jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
-    for capture in found:
+    for capture in all_captures:
         capture.action = "lifted" if capture in lifted else "kept"
         capture.value = None  # what is not lifted need not live longer
-    return Lifted(jaxpr, found, lifted, values, tuple(map(_key, values)))
+    return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
 
 
-def _key(value: Any) -> Hashable:
+def _placement_key(value: Any) -> Hashable:
     """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
     if isinstance(value, jax.Array):
         return id(value)

@@ -1,6 +1,7 @@
 """Arrays that are part of a program, and making inputs of them.
 
-They are the constants of the program and of the bodies in it.
+They are the constants of the program and of the bodies in it; and where JAX is told to
+(`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands and results.
 """
 
 import operator
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -42,6 +43,14 @@ def array_identity(value: Any) -> Identity | None:
         return None
     array = np.asarray(value)
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
+
+
+def literal_identity(atom: Any) -> Identity | None:
+    """Return the identity of an array that is a literal; None for a variable or a scalar."""
+    if not isinstance(atom, Literal):
+        return None
+    is_array = isinstance(atom.val, jax.Array) or getattr(atom.val, "shape", ())
+    return array_identity(atom.val) if is_array else None
 
 
 # --- copies
@@ -123,6 +132,11 @@ class _Lifting:
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
         is_same = not inputs
+
+        def read_all(atoms: Sequence[Atom]) -> list[Atom]:
+            read = builder.read_all(atoms)
+            return [new.get(literal_identity(atom), atom) for atom in read] if new else read
+
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
             identity = array_identity(value)
             if identity in new:
@@ -132,14 +146,14 @@ class _Lifting:
                 is_same = is_same and kept[var] is value
         for eqn in body.eqns:
             wide = self._widen(eqn, new) if bodies(eqn) else eqn
-            builder.copy(wide, builder.read_all(wide.invars))
+            builder.copy(wide, read_all(wide.invars))
         if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(
             constvars=list(kept),
             invars=[*new.values(), *body.invars],
             eqns=builder.eqns,
-            outvars=builder.read_all(body.outvars),
+            outvars=read_all(body.outvars),
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
@@ -163,8 +177,10 @@ class _Lifting:
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
         """Return the wanted arrays of a jaxpr and of the bodies in it, each once, in order."""
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            arrays = list(map(array_identity, constants(jaxpr)))
-            for eqn in open_jaxpr(jaxpr).eqns:
+            body = open_jaxpr(jaxpr)
+            arrays = [*map(array_identity, constants(jaxpr)), *map(literal_identity, body.outvars)]
+            for eqn in body.eqns:
+                arrays += map(literal_identity, eqn.invars)
                 arrays += self._collect_from_bodies(eqn)
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in arrays if i in self._types))
         return self._held[id(jaxpr)]
