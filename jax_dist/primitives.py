@@ -41,8 +41,6 @@ class Primitive:
     exact: bool = False
     moves: bool = False  # gives elements another place, and computes nothing
     identity: bool = False  # gives its operands as they are, in another type or place
-    constrains: bool = False  # says how a value is sharded, by a mesh
-    scales: bool = False  # multiplies or divides its first operand
     sums: bool = False  # adds elements up, so that the last bits depend on their order
     reduces: bool = False  # makes one element of those along its parameter `axes`
     ordered: bool = False  # looks at several elements along a dimension, or at some by number
@@ -95,8 +93,7 @@ plain elementwise: complex cos cosh digamma erf erf_inv erfc exp exp2 expm1 igam
 plain elementwise: igammac integer_pow lgamma log log1p logistic mulhi nextafter polygamma
 plain elementwise: population_count pow regularized_incomplete_beta rem rsqrt shift_left
 plain elementwise: shift_right_arithmetic shift_right_logical sin sinh sqrt square sub tan tanh zeta
-plain elementwise: log2 one_minus_square polynomial
-plain elementwise scales: div mul
+plain elementwise: div log2 mul one_minus_square polynomial
 plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
 plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
 plain elementwise exact: reduce_precision round select_n sign stop_gradient xor
@@ -107,7 +104,7 @@ plain moves exact: broadcast_in_dim iota reshape squeeze stack tile transpose
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
 plain moves exact ordered: unstack
 plain moves exact identity: pvary
-plain exact identity constrains: reshard sharding_constraint
+plain exact identity: reshard sharding_constraint
 plain exact: device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
 
@@ -175,6 +172,7 @@ def _records() -> Iterator[Primitive]:
 
 
 def _record(name: str, words: Sequence[str]) -> Primitive:
+    """Return the record of a primitive from the facts of a line of the table."""
     facts: dict[str, Any] = {"kind": words[0]}
     for word in words[1:]:
         if word in ("axes", "axis_name"):

@@ -12,13 +12,13 @@ import dataclasses
 import hashlib
 import typing
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
@@ -26,6 +26,7 @@ from jax_dist._rewrite.constants import (
     Identity,
     array_identity,
     lift_arrays,
+    literal_identity,
     own_copy,
     reason_to_keep,
 )
@@ -84,33 +85,65 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    captures: dict[Identity, Capture] = {}
-    seen: set[tuple[int, str]] = set()
+    search = _Search()
+    search.visit(jaxpr, (), "")
+    for identity, (name, line) in find_names(fun, search.captures).items():
+        capture = search.captures[identity]
+        capture.name, capture.captured_at = name, line
+    return tuple(search.captures.values())
 
-    def search(jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
-        if (id(jaxpr), refused) in seen:
+
+class _Search:
+    """A walk over a program that describes each array in it once, with its first use."""
+
+    def __init__(self):
+        self.captures: dict[Identity, Capture] = {}
+        self._visited: set[tuple[int, str]] = set()
+
+    def visit(self, jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
+        """Describe the constants of a jaxpr and of the bodies in it.
+
+        Args:
+          jaxpr: open or closed.
+          around: the equations in whose bodies it is, the outermost first.
+          refused: why its constants cannot be lifted; "" if they can.
+        """
+        if (id(jaxpr), refused) in self._visited:
             return
-        seen.add((id(jaxpr), refused))
-        body, by_var = open_jaxpr(jaxpr), dict[Any, Capture]()
-        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) is not None:
-                if identity not in captures:
-                    captures[identity] = Capture.describe(value)
-                by_var[var] = captures[identity]
-                by_var[var].refused = by_var[var].refused or refused
-        for eqn in body.eqns:
-            for part in bodies(eqn):
-                search(part, (*around, eqn), refused or reason_to_keep(eqn))
-            for atom in eqn.invars if by_var else ():
-                capture = None if isinstance(atom, Literal) else by_var.get(atom)
+        self._visited.add((id(jaxpr), refused))
+        opened = open_jaxpr(jaxpr)
+        pairs = zip(opened.constvars, constants(jaxpr), strict=False)
+        by_var = {
+            var: self._describe(identity, value, refused)
+            for var, value in pairs
+            if (identity := array_identity(value)) is not None
+        }
+        for eqn in opened.eqns:
+            for body in bodies(eqn):
+                self.visit(body, (*around, eqn), refused or reason_to_keep(eqn))
+            for atom in eqn.invars:
+                capture = self._describe_operand(atom, by_var, refused)
                 if capture is not None:
                     capture.used_at = capture.used_at or user_line_of(eqn, around)
                     capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+        for atom in opened.outvars:
+            self._describe_operand(atom, by_var, refused)
 
-    search(jaxpr, (), "")
-    for identity, (name, line) in find_names(fun, captures).items():
-        captures[identity].name, captures[identity].captured_at = name, line
-    return tuple(captures.values())
+    def _describe_operand(
+        self, atom: Any, by_var: Mapping[Var, Capture], refused: str
+    ) -> Capture | None:
+        """Return the capture of an atom; None if it is no captured array."""
+        if isinstance(atom, Var):
+            return by_var.get(atom)
+        identity = literal_identity(atom)
+        return None if identity is None else self._describe(identity, atom.val, refused)
+
+    def _describe(self, identity: Identity, value: Any, refused: str) -> Capture:
+        if identity not in self.captures:
+            self.captures[identity] = Capture.describe(value)
+        capture = self.captures[identity]
+        capture.refused = capture.refused or refused
+        return capture
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -151,7 +184,7 @@ class Lifted:
     """A program whose first inputs are arrays that it captured."""
 
     jaxpr: ClosedJaxpr
-    found: tuple[Capture, ...]  # all captured arrays; empty if captures="allow"
+    all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
     values: list[Any]  # of these: own copies, on the host until they are placed
     key: Hashable = ()  # equal for equal values
@@ -164,27 +197,26 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     Raises:
       ArgumentError: there are some, and the policy is "error".
     """
-    found = () if policy == "allow" else find_captures(jaxpr, fun)
-    stays = [capture for capture in found if capture.is_large or capture.is_key]
-    lifted, why = (), f"captures='{policy}' says so"
-    if policy == "lift":
-        lifted, why = tuple(c for c in stays if not c.refused), "they cannot be handed on"
-        stays = [capture for capture in stays if capture.refused]
-    if stays:
+    all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
+    wanted = [capture for capture in all_captures if capture.is_large or capture.is_key]
+    lifts = policy == "lift"
+    lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
+    if stays := [capture for capture in wanted if capture not in lifted]:
+        why = "they cannot be handed on" if lifts else f"captures='{policy}' says so"
         text = warning_text(stays, name, kept_because=why)
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
     values = [own_copy(capture.value) for capture in lifted]
-    if found or policy == "allow":
+    if all_captures or policy == "allow":
         jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
-    for capture in found:
+    for capture in all_captures:
         capture.action = "lifted" if capture in lifted else "kept"
         capture.value = None  # what is not lifted need not live longer
-    return Lifted(jaxpr, found, lifted, values, tuple(map(_key, values)))
+    return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
 
 
-def _key(value: Any) -> Hashable:
+def _placement_key(value: Any) -> Hashable:
     """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
     if isinstance(value, jax.Array):
         return id(value)

@@ -1,6 +1,7 @@
 """Arrays that are part of a program, and making inputs of them.
 
-They are the constants of the program and of the bodies in it.
+They are the constants of the program and of the bodies in it; and where JAX is told to
+(`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands and results.
 """
 
 import operator
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -42,6 +43,14 @@ def array_identity(value: Any) -> Identity | None:
         return None
     array = np.asarray(value)
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
+
+
+def literal_identity(atom: Any) -> Identity | None:
+    """Return the identity of an array that is a literal; None for a variable or a scalar."""
+    if not isinstance(atom, Literal):
+        return None
+    is_array = isinstance(atom.val, jax.Array) or getattr(atom.val, "shape", ())
+    return array_identity(atom.val) if is_array else None
 
 
 # --- copies
@@ -118,10 +127,16 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+        """Return the jaxpr with `inputs`; the same object if there is nothing to change in it."""
         body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
         is_same = not inputs
+
+        def read_all(atoms: Sequence[Atom]) -> list[Atom]:
+            read = builder.read_all(atoms)
+            return [new.get(literal_identity(atom), atom) for atom in read] if new else read
+
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
             identity = array_identity(value)
             if identity in new:
@@ -130,33 +145,42 @@ class _Lifting:
                 kept[var] = own_copy(value)
                 is_same = is_same and kept[var] is value
         for eqn in body.eqns:
-            needed = self._collect_from_bodies(eqn)
-            widen = lambda part, needed=needed: self.add_inputs(part, needed)
-            operands = [new[identity] for identity in needed]
-            builder.copy(_widened(eqn, widen, operands) if needed else with_bodies(eqn, widen))
+            wide = self._widen(eqn, new) if bodies(eqn) else eqn
+            builder.copy(wide, read_all(wide.invars))
         if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(
             constvars=list(kept),
             invars=[*new.values(), *body.invars],
             eqns=builder.eqns,
-            outvars=list(map(builder.read, body.outvars)),
+            outvars=read_all(body.outvars),
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
         return ClosedJaxpr(changed, list(kept.values())) if is_closed else changed
 
+    def _widen(self, eqn: JaxprEqn, new: Mapping[Identity, Var]) -> JaxprEqn:
+        """Return an equation whose bodies take the wanted arrays in them as operands."""
+        needed = self._collect_from_bodies(eqn)
+        change = lambda body: self.add_inputs(body, needed)
+        if not needed:
+            return with_bodies(eqn, change)
+        return _add_operands(eqn, change, [new[identity] for identity in needed])
+
     def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the wanted arrays in the bodies of an equation, each once, in order."""
-        if reason_to_keep(eqn):
+        inner = bodies(eqn)
+        if not inner or reason_to_keep(eqn):
             return ()
-        arrays = (identity for body in bodies(eqn) for identity in self._collect(body))
-        return tuple(dict.fromkeys(arrays))
+        return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
 
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
+        """Return the wanted arrays of a jaxpr and of the bodies in it, each once, in order."""
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            arrays = list(map(array_identity, constants(jaxpr)))
-            for eqn in open_jaxpr(jaxpr).eqns:
+            body = open_jaxpr(jaxpr)
+            arrays = [*map(array_identity, constants(jaxpr)), *map(literal_identity, body.outvars)]
+            for eqn in body.eqns:
+                arrays += map(literal_identity, eqn.invars)
                 arrays += self._collect_from_bodies(eqn)
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in arrays if i in self._types))
         return self._held[id(jaxpr)]
@@ -176,8 +200,11 @@ def reason_to_keep(eqn: JaxprEqn) -> str:
     return f"it is in the body of '{name}', which takes no more operands"
 
 
-def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
-    """Return an equation whose bodies take `new` in front of their other operands."""
+def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
+    """Return an equation with more operands, which its bodies, by `change`, take as first inputs.
+
+    The parameters that count or describe operands are those of JAX, by primitive.
+    """
     name, params, count = _compat.name_of(eqn), eqn.params, len(new)
     invars = eqn.invars
     changed: dict[str, Any] = {}
@@ -197,5 +224,5 @@ def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) ->
         first = 1
     elif "num_consts" in params:  # the first operands, which are hidden from the user's rules
         changed = {"num_consts": params["num_consts"] + count}
-    params = {**with_bodies(eqn, widen).params, **changed}
+    params = {**with_bodies(eqn, change).params, **changed}
     return eqn.replace(invars=[*invars[:first], *new, *invars[first:]], params=params)

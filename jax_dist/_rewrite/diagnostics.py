@@ -73,10 +73,11 @@ def _is_transposed_psum(eqn: JaxprEqn) -> bool:
 
 def _divides(eqn: JaxprEqn, sizes: Collection[int]) -> bool:
     """Return whether an equation divides by the size of an axis, or multiplies by its inverse."""
-    if not record_of(eqn).scales or not isinstance(eqn.invars[0], Var):
+    name = _compat.name_of(eqn)
+    if name not in ("div", "mul") or not isinstance(eqn.invars[0], Var):
         return False
     factor = getattr(eqn.invars[1], "val", 0)  # 0 of what is no literal
     if np.ndim(factor) or not factor:
         return False
-    divisor = float(factor) if _compat.name_of(eqn) == "div" else 1 / float(factor)
+    divisor = float(factor) if name == "div" else 1 / float(factor)
     return any(np.isclose(divisor, size) for size in sizes if size > 1)

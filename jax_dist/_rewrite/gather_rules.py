@@ -34,7 +34,7 @@ class Deferred:
     dim: int
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
-    sites: tuple[int, ...]  # the gathers that it comes from
+    sites: tuple[Any, ...]  # the gathers that it comes from, which may have to be kept
     made_by: JaxprEqn
 
     def block_type(self, whole: Any, dim: int) -> Any:
@@ -79,8 +79,9 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     name, record = _compat.name_of(eqn), record_of(eqn)
     gathered = [operand for operand in operands if operand is not None]
     first = gathered[0]
-    alike = lambda value: (value.axes, value.dim if name != "dot_general" else None)
-    if any(alike(value) != alike(first) for value in gathered):
+    # A product pairs dimensions by itself; all else, those of one place.
+    same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
+    if not same_dim or len({value.axes for value in gathered}) > 1:
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
     result = None
     if name == "dot_general":
@@ -136,6 +137,7 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 
 
 def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    """Reduce on the block; and then over devices, if the gathered dimension is among the axes."""
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
@@ -160,12 +162,14 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
 
 
 def _check_strong(eqn: JaxprEqn) -> None:
+    """Raise NeedsWhole if the result is weakly typed."""
     aval: Any = eqn.outvars[0].aval
     if aval.weak_type:
         raise NeedsWhole("the result has a weak type, and a reduction over devices gives none")
 
 
 def _is_low_precision(dtype: Any) -> bool:
+    """Return whether sums in this type depend much on the order of their terms."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
@@ -177,23 +181,24 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
     A gathered batch dimension, or one that only one operand has, stays gathered.
     """
-    contracted, batch = (
+    contracted, batch = (  # pairs of a dimension of the left operand and one of the right
         [(int(left), int(right)) for left, right in zip(*dims, strict=True)]
         for dims in eqn.params["dimension_numbers"]
     )
-    side = 0 if operands[0] is not None else 1
+    side = 0 if operands[0] is not None else 1  # of `first`, which is gathered
     first, other = operands[side], operands[1 - side]
     assert first is not None
     pair = next((p for p in [*contracted, *batch] if p[side] == first.dim), None)
     if pair is None:
         if other is not None:
             raise NeedsWhole("dot_general is an outer product of two gathered operands")
+        # A result has the batch dimensions, then the free ones of the left, then of the right.
         paired = [p[side] for p in [*contracted, *batch]]
         free = [d for d in range(len(_shape(eqn.invars[side]))) if d not in paired]
-        before = len(batch) + free.index(first.dim)
+        dim = len(batch) + free.index(first.dim)
         if side == 1:
-            before += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
-        return Blockwise(before)
+            dim += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
+        return Blockwise(dim)
     if other is not None and other.dim != pair[1 - side]:
         raise NeedsWhole("dot_general pairs a gathered dimension with one that is not")
     if pair in batch:
@@ -202,6 +207,7 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 
 def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
+    """Multiply blocks, and add the products up over devices, if that sends no more bytes."""
     _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
@@ -223,16 +229,13 @@ def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferre
     return Reduction("psum", compute)
 
 
-def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int:
-    """Return the dimension of a whole operand that is to be sliced; -1 for none."""
+def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int | None:
+    """Return the dimension of a whole operand of which each device takes its block, if any."""
     shape = _shape(eqn.invars[place])
     if _compat.name_of(eqn) != "dot_general":
-        return first.dim if shape and shape[first.dim] != 1 else -1
-    for dims in eqn.params["dimension_numbers"]:
-        for pair in zip(*dims, strict=True):
-            if pair[1 - place] == first.dim:
-                return int(pair[place])
-    return -1
+        return first.dim if shape and shape[first.dim] != 1 else None
+    pairs = (pair for dims in eqn.params["dimension_numbers"] for pair in zip(*dims, strict=True))
+    return next((int(pair[place]) for pair in pairs if pair[1 - place] == first.dim), None)
 
 
 def spell_axes(names: Sequence[Any]) -> str:
@@ -270,6 +273,7 @@ def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> ja
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
+    """Return the extreme of floats, which is a NaN if one of them is."""
     local, over = _EXTREMES[kind]
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
     block = local(x, axes)

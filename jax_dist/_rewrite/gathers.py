@@ -6,6 +6,9 @@ its types. A gather that is needed whole stays as it was, so the walk is repeate
 """
 
 import collections
+import dataclasses
+import functools
+import itertools
 import os
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes, _compat
 from jax_dist._rewrite import PassFinding, PassPlan
@@ -30,7 +33,6 @@ from jax_dist._rewrite.interpreter import (
     Atom,
     Builder,
     Values,
-    as_typed,
     bodies,
     named_axes,
     open_jaxpr,
@@ -38,11 +40,9 @@ from jax_dist._rewrite.interpreter import (
     source_line,
     with_bodies,
 )
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
+from jax_dist._rewrite.uniformity import NOWHERE, Facts, Invariance, Same
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
-
-_SINGLE = 4  # bytes
 
 
 def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
@@ -56,40 +56,78 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk, kept, changed = _Walk(exact=exact), -1, jaxpr
+    walk, kept = _Walk(exact=exact), -1
     if not walk.mark(jaxpr):
         return PassPlan(None)
-    while len(walk.kept) > kept:
-        kept = len(walk.kept)
-        changed = walk.program(jaxpr)
-    return PassPlan(changed if walk.made else None, tuple(dict.fromkeys(walk.findings())))
+    changed = jaxpr
+    while walk.count_kept() > kept:  # one more gather is kept: what was made of it is undone
+        kept = walk.count_kept()
+        changed = walk.rewrite(jaxpr)
+    findings = [site.finding() for site in walk.sites if site.reason or site.reductions]
+    is_changed = any(site.reductions for site in walk.sites)
+    return PassPlan(changed if is_changed else None, tuple(dict.fromkeys(findings)))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Site:
+    """One gather of the program; a jit that is called twice has each of its gathers twice."""
+
+    eqn: JaxprEqn
+    reductions: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # of the last walk
+    reason: str = ""  # why the gather is kept, the first one; "" if it gives way
+    forced_by: JaxprEqn | None = None  # the equation that keeps it
+
+    def keep(self, reason: str, forced_by: JaxprEqn) -> None:
+        """Keep the gather from the next walk on."""
+        if not self.reason:
+            self.reason, self.forced_by = reason, forced_by
+
+    def finding(self) -> PassFinding:
+        """Return what a report says: "all_gather over 'i', reduce_sum: one psum"."""
+        what, line = f"all_gather over {spell_axes(named_axes(self.eqn))}", source_line(self.eqn)
+        if self.forced_by is not None:
+            what = f"{what}{f' ({line})' if line else ''} is kept"
+            where = source_line(self.forced_by)
+            return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "refused", what, self.reason, where)
+        reads = " and ".join(dict.fromkeys(name for name, _ in self.reductions))
+        counts = collections.Counter(collective for _, collective in self.reductions).items()
+        made = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
+        what = f"{what}, {reads}: {' and '.join(made)}"
+        return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "rewritten", what, "", line)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Region:
+    """The devices that run a body: those along the axes of the shard_maps around it."""
+
+    scope: Same = NOWHERE  # the axes
+    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)  # of each axis
+    check_vma: bool = False  # of the innermost shard_map
 
 
 class _Body(Builder):
-    """The state of a walk over one body, and over those that are inlined into it."""
+    """A body that is being changed; those of jits in it are written out in their place."""
 
-    def __init__(self, source: Any, scope: Same, sizes: Mapping[Any, int], *, check_vma: bool):
+    def __init__(self, source: Any, region: _Region):
         super().__init__(source)
-        self.scope = scope  # the axes of the shard_maps around it
-        self.sizes = sizes  # of these axes
-        self.check_vma = check_vma  # of the innermost shard_map
-        self.same: dict[Var, Same] = {}
-        self.call: JaxprEqn | None = None  # of a function of JAX's own: its line is for all inside
+        self.region = region
+        # Of the jaxpr that is walked now; analyzed when they are asked for, which is seldom.
+        self.facts: Callable[[], Facts] = dict
+        # The outermost call of a function of JAX's own around it: its line is the user's.
+        self.jax_call: JaxprEqn | None = None
 
-    def same_of(self, atom: Atom) -> Same:
-        """Return the axes along which all devices hold the same."""
-        return self.scope if isinstance(atom, Literal) else self.same.get(atom, NOWHERE)
+    def same_of(self, atoms: Sequence[Atom], facts: Callable[[], Facts]) -> list[Same]:
+        """Return for each atom the axes along which all devices hold the same."""
+        scope = self.region.scope
+        return [facts()[atom] if isinstance(atom, Var) else scope for atom in atoms]
 
 
 class _Walk:
-    """Walks over one program. `kept` grows in each; the walk counts in which it did not."""
+    """Walks over one program; the one in which no gather is newly kept counts."""
 
     def __init__(self, *, exact: bool):
-        # By gather: its number in the walk. Of those that stay, the first reason and its equation.
-        self.kept: dict[int, tuple[str, JaxprEqn]] = {}
-        self.made: dict[int, list[tuple[str, str]]] = {}  # reductions: ("reduce_sum", "psum")
-        self._gathers: dict[int, JaxprEqn] = {}
-        self._count = 0  # of the gathers so far
+        self.sites: list[_Site] = []  # in program order, which is the same in each walk
+        self._passed = 0  # how many of them the walk has come to
         self._exact = exact
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
@@ -97,162 +135,170 @@ class _Walk:
 
     def mark(self, jaxpr: Any) -> bool:
         """Find the equations with gathers; return whether there are any."""
-        is_gather = lambda eqn: _compat.name_of(eqn) == "all_gather"
-        eqns = open_jaxpr(jaxpr).eqns
-        marked = [e for e in eqns if is_gather(e) or any([self.mark(body) for body in bodies(e)])]
+        marked = [
+            eqn
+            for eqn in open_jaxpr(jaxpr).eqns
+            if _compat.name_of(eqn) == "all_gather" or any([self.mark(b) for b in bodies(eqn)])
+        ]
         self._gathering.update(map(id, marked))
         return bool(marked)
 
-    def program(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        self.made, self._count = collections.defaultdict(list), 0
-        inputs = [NOWHERE] * len(jaxpr.in_avals)
-        return self._closed(None, jaxpr, inputs, _Body(jaxpr, NOWHERE, {}, check_vma=False))
+    def count_kept(self) -> int:
+        return sum(bool(site.reason) for site in self.sites)
 
-    def findings(self) -> list[PassFinding]:
-        """Return what was found of each gather, in program order."""
-        findings = []
-        for number, eqn in self._gathers.items():
-            name, line = f"all_gather over {spell_axes(named_axes(eqn))}", source_line(eqn)
-            if number in self.kept:
-                why, at = self.kept[number]
-                what = f"{name}{f' ({line})' if line else ''} is kept"
-                finding = ("refused", what, why, source_line(at))
-            elif number in self.made:
-                finding = ("rewritten", f"{name}, {_summary(self.made[number])}", "", line)
-            else:  # nobody reads it
-                continue
-            findings.append(PassFinding(_codes.ALL_GATHER_THEN_REDUCE, *finding))
-        return findings
+    def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        """Return the program without the gathers that are not kept, as far as is known."""
+        self._passed = 0
+        for site in self.sites:
+            site.reductions.clear()
+        inputs = [NOWHERE] * len(jaxpr.in_avals)
+        return self._change_body("program", jaxpr, lambda: inputs, _Region())
 
     # ---- bodies
 
-    def _closed(self, eqn: JaxprEqn | None, jaxpr: Any, same: Sequence[Same], body: _Body) -> Any:
-        """Return a body that stays a body of `eqn`: nothing deferred enters or leaves it."""
-        opened = open_jaxpr(jaxpr)
-        self._equations(opened, same, body)
-        outvars = []
-        for atom in opened.outvars:
-            value = body.read(atom)
+    def _change_body(
+        self, name: str, jaxpr: Any, inputs: Callable[[], Sequence[Same]], region: _Region
+    ) -> Any:
+        """Return the body of an equation of this name, changed; what leaves it is whole."""
+        opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
+        self._add_equations(opened, inputs, body)
+        outvars = body.read_all(opened.outvars)
+        for place, value in enumerate(outvars):
             if isinstance(value, Deferred):
-                assert eqn is not None
-                why = f"the gathered value leaves the {_plain_name(eqn)} whole"
-                self._keep_whole(value, why, value.made_by)
-            outvars.append(atom if isinstance(value, Deferred) else value)
+                why = f"the gathered value leaves the {name} whole"
+                _keep_sites(value, why, value.made_by)
+                outvars[place] = opened.outvars[place]
         return body.finish(outvars)
 
-    def _equations(self, opened: Any, same: Sequence[Same], body: _Body) -> None:
-        body.same.update(self._invariance.facts(opened, same, body.scope))
+    def _add_equations(
+        self, opened: Any, inputs: Callable[[], Sequence[Same]], body: _Body
+    ) -> None:
+        """Add the equations of a jaxpr; `inputs` tells along which axes its inputs are the same."""
+        scope = body.region.scope
+        body.facts = functools.cache(lambda: self._invariance.facts(opened, inputs(), scope))
         for eqn in opened.eqns:
+            values = body.read_all(eqn.invars)
             has_gather = id(eqn) in self._gathering
-            has_deferred = any(isinstance(body.read(atom), Deferred) for atom in eqn.invars)
+            has_deferred = any(isinstance(value, Deferred) for value in values)
             if not has_deferred and not has_gather:
-                body.copy(eqn)
+                body.copy(eqn, values)
             elif _compat.name_of(eqn) == "all_gather":
-                self._gather(eqn, body)
-            elif body.scope and record_of(eqn).call == "inline":
-                self._inline(eqn, body)
+                self._defer(eqn, values, body)
+            elif scope and record_of(eqn).call == "inline":
+                self._inline(eqn, values, body)
             elif has_deferred and not bodies(eqn):
-                self._apply(eqn, body)
+                self._apply_rule(eqn, values, body)
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
-                self._keep(eqn, body, f"{_plain_name(eqn)} {why}")
-                body.copy(self._with_bodies(eqn, body) if has_gather else eqn)
+                values = self._keep_operands(eqn, values, f"{_name_for_users(eqn)} {why}", body)
+                body.copy(self._change_bodies(eqn, body) if has_gather else eqn, values)
 
-    def _with_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
-        """Return an equation with its bodies changed."""
-        inputs = self._invariance.of_body_inputs(
-            eqn, [body.same_of(atom) for atom in eqn.invars], body.scope
+    def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
+        """Return an equation with each of its bodies changed."""
+        region, numbers = body.region, itertools.count()
+        inputs = functools.cache(
+            lambda: self._invariance.of_body_inputs(
+                eqn, body.same_of(eqn.invars, body.facts), body.region.scope
+            )
         )
-        scope, sizes, check_vma = body.scope, body.sizes, body.check_vma
         if _compat.name_of(eqn) == "shard_map":
-            new = frozenset(eqn.params["newly_manual_axes"])
-            scope = self._invariance.inside(eqn, scope)
-            sizes = {**sizes, **{name: eqn.params["mesh"].shape[name] for name in new}}
-            check_vma = eqn.params["check_vma"]
-        following = iter(inputs)
-        change = lambda inner: self._closed(
-            eqn, inner, next(following), _Body(inner, scope, sizes, check_vma=check_vma)
-        )
+            mesh, scope = eqn.params["mesh"], self._invariance.inside(eqn, region.scope)
+            new = {name: mesh.shape[name] for name in eqn.params["newly_manual_axes"]}
+            region = _Region(scope, {**region.sizes, **new}, eqn.params["check_vma"])
+
+        def change(inner: Any) -> Any:
+            number = next(numbers)
+            name = _name_for_users(eqn)
+            return self._change_body(name, inner, lambda: inputs()[number], region)
+
         return with_bodies(eqn, change)
 
-    def _inline(self, eqn: JaxprEqn, body: _Body) -> None:
-        """Walk the body of a jit in place: deferred values go in and out of it."""
+    def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
+        """Write out the body of a jit in place: deferred values go in and out of it."""
         (jaxpr,) = bodies(eqn)
-        same = [body.same_of(atom) for atom in eqn.invars]
-        call = body.call
-        body.call = call or (eqn if _is_of_jax(jaxpr) else None)
-        with body.inline(jaxpr, list(map(body.read, eqn.invars))) as opened:
-            self._equations(opened, same, body)
-        body.call = call
-        body.env.update(zip(eqn.outvars, map(body.read, opened.outvars), strict=True))
+        facts, jax_call = body.facts, body.jax_call
+        body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
+        with body.inline(jaxpr, values) as opened:
+            self._add_equations(opened, lambda: body.same_of(eqn.invars, facts), body)
+        body.facts, body.jax_call = facts, jax_call
+        body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 
     # ---- equations
 
-    def _gather(self, eqn: JaxprEqn, body: _Body) -> None:
+    def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Defer a gather: its block is all that is needed of it."""
-        params, number, at = eqn.params, self._count, body.call or eqn
+        params = eqn.params
         dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
-        operand = body.read(eqn.invars[0])
-        self._keep(eqn, body, "all_gather needs the whole gathered value")
-        self._count += 1
-        self._gathers[number] = eqn
+        is_nested = isinstance(values[0], Deferred)
+        values = self._keep_operands(eqn, values, "all_gather needs the whole gathered value", body)
+        if self._passed == len(self.sites):
+            self.sites.append(_Site(eqn))
+        site = self.sites[self._passed]
+        self._passed += 1
+        at = body.jax_call or eqn
         if params["axis_index_groups"] is not None:
-            self.kept.setdefault(number, ("it gathers in groups of devices", at))
-        if number in self.kept or isinstance(operand, Deferred) or params["axis_size"] == 1:
-            body.copy(eqn)
+            site.keep("it gathers in groups of devices", at)
+        if site.reason or is_nested or params["axis_size"] == 1:
+            body.copy(eqn, values)
             return
-        take = lambda _, values: [_block(values[0], None if tiled else dim)]
-        (block,) = self._trace(("block", dim, tiled), take, eqn, [operand], body)
-        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (number,), at)
+        take = lambda xs: [_block_of(xs[0], None if tiled else dim)]
+        (block,) = self._trace(("block", dim, tiled), take, eqn, values, body)
+        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (site,), at)
         body.env[eqn.outvars[0]] = value
 
-    def _apply(self, eqn: JaxprEqn, body: _Body) -> None:
-        """Add an equation with deferred operands, by its rule."""
-        values = list(map(body.read, eqn.invars))
+    def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
+        """Add an equation with deferred operands, by the rule of its primitive."""
         operands = [value if isinstance(value, Deferred) else None for value in values]
         first = next(value for value in operands if value is not None)
-        sites = tuple({site: None for value in operands if value for site in value.sites})
         try:
             if self._exact and _may_round(eqn):
                 raise NeedsWhole("gathers='exact', and other sums may differ in the last bits")
             result = apply_rule(eqn, operands)
             self._check_whole_operands(eqn, operands, first, body)
         except NeedsWhole as reason:
-            self._keep(eqn, body, str(reason))
-            body.copy(eqn)
+            body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
             return
-        atoms: list[Atom] = []
-        for place, value in enumerate(values):
-            if isinstance(value, Deferred):
-                atoms.append(value.block)
-            elif (dim := dimension_to_slice(eqn, place, first)) < 0:
-                atoms.append(value)
-            else:
-                take = lambda _, xs, dim=dim: [first.take_block(xs[0], dim)]
-                key = ("take", dim, first.axes, first.size)
-                atoms += self._trace(key, take, eqn, [value], body)
+        blocks = self._blocks_of_operands(eqn, values, first, body)
+        sites = tuple({site: None for value in operands if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params} if result.params else eqn.params
-            body.eqns.append(eqn.replace(invars=atoms, outvars=outvars, params=params))
-            at = body.call or eqn
+            body.eqns.append(eqn.replace(invars=blocks, outvars=outvars, params=params))
+            at = body.jax_call or eqn
             for var, block in zip(eqn.outvars, outvars, strict=True):
                 body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, at)
             return
         (out,) = eqn.outvars
-        compute = lambda eqn, xs: [as_typed(result.compute(eqn, xs), out)]
-        key = (eqn.primitive, *eqn.params.items(), first.axes, _compat.varying_axes(out.aval))
-        (body.env[out],) = self._trace(key, compute, eqn, atoms, body)
+        varying = _compat.varying_axes(out.aval)
+        compute = lambda xs: [_as_varying(result.compute(eqn, xs), varying)]
+        key = (eqn.primitive, *eqn.params.items(), first.axes, varying)
+        (body.env[out],) = self._trace(key, compute, eqn, blocks, body)
         for site in sites:
-            self.made[site].append((_compat.name_of(eqn), result.collective))
+            site.reductions.append((_compat.name_of(eqn), result.collective))
+
+    def _blocks_of_operands(
+        self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
+    ) -> list[Atom]:
+        """Return what an equation works on in place of its operands: blocks, or all of one."""
+        blocks: list[Atom] = []
+        for place, value in enumerate(values):
+            if isinstance(value, Deferred):
+                blocks.append(value.block)
+            elif (dim := dimension_to_slice(eqn, place, first)) is None:
+                blocks.append(value)
+            else:
+                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
+                key = ("take", dim, first.axes, first.size)
+                blocks += self._trace(key, take, eqn, [value], body)
+        return blocks
 
     def _check_whole_operands(
         self, eqn: JaxprEqn, operands: Sequence[Deferred | None], first: Deferred, body: _Body
     ) -> None:
         """Raise NeedsWhole if devices hold other values of an operand that is not gathered."""
-        for atom, value in zip(eqn.invars, operands, strict=True):
-            if value is None and not body.same_of(atom).issuperset(first.axes):
-                different = [axis for axis in first.axes if axis not in body.same_of(atom)]
+        whole = [atom for atom, value in zip(eqn.invars, operands, strict=True) if value is None]
+        for same in body.same_of(whole, body.facts):
+            if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
                     f"between the devices of {spell_axes(different)}"
@@ -261,7 +307,7 @@ class _Walk:
     def _trace(
         self,
         key: Hashable,
-        compute: Callable[[JaxprEqn, Values], Values],
+        compute: Callable[[Values], Values],
         eqn: JaxprEqn,
         atoms: Sequence[Atom],
         body: _Body,
@@ -270,34 +316,37 @@ class _Walk:
 
         What it computes is traced once for each key and types.
         """
-        avals = tuple(atom.aval for atom in atoms)
-        key = (key, avals, tuple(body.sizes.items()), body.check_vma, eqn.ctx)
+        avals, region = tuple(atom.aval for atom in atoms), body.region
+        sizes = list(region.sizes.items())
+        key = (key, avals, *sizes, region.check_vma, eqn.ctx)
         if key not in self._traces:
-            with eqn.ctx.manager, _compat.typed_collectives(check_vma=body.check_vma):
+            with eqn.ctx.manager, _compat.typed_collectives(check_vma=region.check_vma):
                 self._traces[key] = jax.make_jaxpr(
-                    lambda *values: compute(eqn, list(values)), axis_env=list(body.sizes.items())
+                    lambda *values: compute(list(values)), axis_env=sizes
                 )(*avals)
         return body.add(self._traces[key], atoms, source_info=eqn.source_info)
 
-    def _keep(self, eqn: JaxprEqn, body: _Body, why: str) -> None:
-        """Keep the gathers behind all operands of an equation, which are whole from here on."""
-        for atom in eqn.invars:
-            if isinstance(value := body.read(atom), Deferred):
-                self._keep_whole(value, why, body.call or eqn)
-                del body.env[atom]
-
-    def _keep_whole(self, value: Deferred, why: str, at: JaxprEqn) -> None:
-        for site in value.sites:
-            self.kept.setdefault(site, (why, at))
+    def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
+        """Keep the gathers behind the operands of an equation; return the operands, whole."""
+        for atom, value in zip(eqn.invars, values, strict=True):
+            if isinstance(value, Deferred):
+                _keep_sites(value, why, body.jax_call or eqn)
+                body.env.pop(atom, None)
+        return body.read_all(eqn.invars)
 
 
-def _block(value: Any, new_dimension: int | None) -> Any:
+def _keep_sites(value: Deferred, why: str, forced_by: JaxprEqn) -> None:
+    for site in value.sites:
+        site.keep(why, forced_by)
+
+
+def _block_of(value: Any, new_dimension: int | None) -> Any:
     """Return what stands for a gathered value: the block of this device.
 
     XLA computes in float32 between operations of a smaller type, where it fuses them. A gather
     ends that: what is sent has been rounded. So has what stands for it.
     """
-    if jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < _SINGLE:
+    if jnp.issubdtype(value.dtype, jnp.floating) and jnp.finfo(value.dtype).bits < 32:
         value = lax.optimization_barrier(value)
     return value if new_dimension is None else lax.expand_dims(value, [new_dimension])
 
@@ -308,19 +357,14 @@ def _may_round(eqn: JaxprEqn) -> bool:
     return not record_of(eqn).exact and any(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals)
 
 
-# --- names and reasons for reports
+def _as_varying(value: Any, axes: frozenset[Any]) -> Any:
+    """Return the value typed as varying along these axes: a psum is invariant, a gather is not."""
+    missing = sorted(axes - _compat.varying_axes(jax.typeof(value)), key=str)
+    return lax.pcast(value, tuple(missing), to="varying") if missing else value
 
 
-def _summary(made: Sequence[tuple[str, str]]) -> str:
-    """Return "reduce_sum and reduce_max: one psum and one pmax"."""
-    reads = " and ".join(dict.fromkeys(primitive for primitive, _ in made))
-    counts = collections.Counter(collective for _, collective in made).items()
-    names = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
-    return f"{reads}: {' and '.join(names)}"
-
-
-def _plain_name(eqn: JaxprEqn) -> str:
-    """Return the user's name: "relu" of a custom_jvp_call."""
+def _name_for_users(eqn: JaxprEqn) -> str:
+    """Return the name of an equation in the user's code: "relu" of a custom_jvp_call."""
     name, call = _compat.name_of(eqn), record_of(eqn).call
     if call == "ruled":
         return open_jaxpr(bodies(eqn)[0]).debug_info.func_name or name

@@ -30,6 +30,7 @@ Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
 Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
 
 _JAXPRS = (Jaxpr, core.ClosedJaxpr)
+_HOLDERS = (*_JAXPRS, tuple, list)
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
@@ -46,10 +47,9 @@ def bodies(eqn: JaxprEqn) -> list[Any]:
     """Return the jaxprs among the parameters of an equation, open or closed, in order."""
     inner = []
     for value in eqn.params.values():
-        if isinstance(value, _JAXPRS):
-            inner.append(value)
-        elif isinstance(value, tuple | list):
-            inner += [part for part in value if isinstance(part, _JAXPRS)]
+        if isinstance(value, _HOLDERS):
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            inner += [part for part in parts if isinstance(part, _JAXPRS)]
     return inner
 
 
@@ -258,13 +258,6 @@ def unnamed() -> Any:
     )
 
 
-def as_typed(value: Any, atom: Any) -> Any:
-    """Return the value typed as `atom`, which may be varying where the value is not."""
-    missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
-    axes = tuple(sorted(missing, key=str))
-    return jax.lax.pcast(value, axes, to="varying") if missing else value
-
-
 def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
     """Return the line of an equation; in a jit, it may know only lines inside of that jit."""
     return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
@@ -295,19 +288,19 @@ class Builder:
         self.is_changed = False
         self._depth = 0  # of jaxprs that are inlined
 
-    def read(self, atom: Atom) -> Any:
-        """Return what an atom became."""
-        return atom if isinstance(atom, Literal) else self.env.get(atom, atom)
+    def read_all(self, atoms: Sequence[Atom]) -> list[Any]:
+        """Return what each atom became."""
+        env = self.env
+        return [atom if isinstance(atom, Literal) else env.get(atom, atom) for atom in atoms]
 
-    def copy(self, eqn: JaxprEqn, **fields: Any) -> None:
-        """Add an equation as it is, but for some fields."""
-        invars = list(map(self.read, eqn.invars))
+    def copy(self, eqn: JaxprEqn, invars: Sequence[Any], **fields: Any) -> None:
+        """Add an equation as it is, but for its operands and some fields."""
         if self._depth or self.is_changed:  # variables of its own: a jit may be inlined twice
             outvars = [Var(_drop_mesh(var.aval)) for var in eqn.outvars]
             self.env.update(zip(eqn.outvars, outvars, strict=True))
-            eqn = eqn.replace(invars=invars, outvars=outvars, **fields)
-        elif any(new is not old for new, old in zip(invars, eqn.invars, strict=True)):
-            eqn = eqn.replace(invars=invars)
+            eqn = eqn.replace(invars=list(invars), outvars=outvars, **fields)
+        elif not all(map(operator.is_, invars, eqn.invars)):
+            eqn = eqn.replace(invars=list(invars))
         self.eqns.append(eqn)
 
     @contextlib.contextmanager
@@ -328,8 +321,8 @@ class Builder:
         """Add the equations of a jaxpr that is called with `atoms`; return its results."""
         with self.inline(jaxpr, atoms) as opened:
             for eqn in opened.eqns:
-                self.copy(eqn, **fields)
-        return list(map(self.read, opened.outvars))
+                self.copy(eqn, self.read_all(eqn.invars), **fields)
+        return self.read_all(opened.outvars)
 
     def finish(self, outvars: Sequence[Atom]) -> Any:
         """Return the jaxpr."""
@@ -355,8 +348,9 @@ def rebuild(jaxpr: Any, change: Change, *, is_program: bool = True) -> Any:
     """Return a jaxpr, open or closed as it came, with some equations changed, at any depth."""
     builder = Builder(jaxpr, is_program=is_program)
     rebuild_into(builder, jaxpr, change)
-    outvars = list(map(builder.read, open_jaxpr(jaxpr).outvars))
-    return builder.finish(outvars) if builder.is_changed else jaxpr
+    if not builder.is_changed:
+        return jaxpr
+    return builder.finish(builder.read_all(open_jaxpr(jaxpr).outvars))
 
 
 def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
@@ -369,7 +363,7 @@ def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
         else:
             new = with_bodies(eqn, lambda body: rebuild(body, change, is_program=False))
             builder.is_changed |= new is not eqn
-            builder.copy(new)
+            builder.copy(new, builder.read_all(new.invars))
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
@@ -378,7 +372,7 @@ def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
     def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         if id(eqn) not in handlers:
             return None
-        atoms = list(map(builder.read, eqn.invars))
+        atoms = builder.read_all(eqn.invars)
         with located(eqn):
             # A function of its own each time, for JAX remembers what it has traced.
             traced = jax.make_jaxpr(lambda *values: handlers[id(eqn)](eqn, list(values)))(

@@ -94,39 +94,30 @@ def plan_partitioning(
     Raises:
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
-    specs = specs or {}
-    if not interpreter.contains(jaxpr, propagation.is_partitioned):
-        return PassPlan(None)
-    program = propagation.inline_jits(jaxpr)
+    program, specs = propagation.inline_jits(jaxpr), specs or {}
     calls = [eqn for eqn in interpreter.equations(program) if propagation.is_partitioned(eqn)]
+    if not calls:
+        return PassPlan(None)
     names = dict.fromkeys(map(_name_of, calls))
     if unknown := [name for name in specs if name not in names]:
         raise ArgumentError(
             f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
             f"of the program are {', '.join(map(repr, names))}."
         )
-    meshes = propagation.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
+    named = propagation.named_meshes(interpreter.equations(jaxpr))
+    meshes = [mesh] if mesh else propagation.meshes_of(named, in_shardings)
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-        return PassPlan(
-            None, tuple(_finding(eqn, "refused", "left as it is", why) for eqn in calls)
-        )
+        refused = [_finding(eqn, "refused", "left as it is", why) for eqn in calls]
+        return PassPlan(None, tuple(refused))
     if not meshes or meshes[0].size == 1:
         return PassPlan(None)  # there JAX puts the body of the op into the program itself
-    asked = [eqn for eqn in calls if _name_of(eqn) not in specs]
-    layouts = propagation.layouts_of(program, asked, meshes[0], in_shardings)
-    for eqn in calls:
-        if _name_of(eqn) in specs:
-            layouts[id(eqn)] = _layout_of_user(eqn, *specs[_name_of(eqn)])
-    regions = (e for e in interpreter.equations(program) if _compat.name_of(e) == "shard_map")
-    for eqn in (eqn for region in regions for eqn in interpreter.equations(region.params["jaxpr"])):
-        if id(eqn) in layouts:
-            layouts[id(eqn)] = "it stands in a shard_map over some axes only, or another mesh"
+    layouts = _layouts_of_calls(program, calls, meshes[0], in_shardings, specs)
     routes: dict[int, _Route] = {}  # by the identity of the call
     findings: list[PassFinding] = []
     for eqn in (eqn for eqn in calls if id(eqn) in layouts):
         try:
-            route = routes[id(eqn)] = _route(eqn, layouts[id(eqn)], meshes[0])
+            route = routes[id(eqn)] = _ask_partition(eqn, layouts[id(eqn)], meshes[0])
         except (NotImplementedError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0].rstrip(":.")
             if _name_of(eqn) in specs:
@@ -138,8 +129,33 @@ def plan_partitioning(
     return PassPlan(changed, tuple(findings))
 
 
-def _layout_of_user(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
-    """Return the layout of `specs=`."""
+def _layouts_of_calls(
+    program: ClosedJaxpr,
+    calls: Sequence[JaxprEqn],
+    mesh: Mesh,
+    in_shardings: Sequence[NamedSharding | None],
+    specs: Specs,
+) -> dict[int, CallLayout | str]:
+    """Return how each call is sharded, by `specs` or else by the compiler, by its identity.
+
+    Or the reason why it stays. A call that the lowered program does not hold has no entry.
+    """
+    asked = [eqn for eqn in calls if _name_of(eqn) not in specs]
+    layouts = propagation.layouts_of(program, asked, mesh, in_shardings)
+    for eqn in calls:
+        if _name_of(eqn) in specs:
+            layouts[id(eqn)] = _layout_from_specs(eqn, *specs[_name_of(eqn)])
+    for region in interpreter.equations(program):
+        if _compat.name_of(region) == "shard_map":
+            for eqn in interpreter.equations(region.params["jaxpr"]):
+                if id(eqn) in layouts:
+                    why = "it stands in a shard_map over some axes only, or another mesh"
+                    layouts[id(eqn)] = why
+    return layouts
+
+
+def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
+    """Return the layout that the user gives a call; raise ArgumentError if it does not fit."""
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
     counts = len(in_specs), len(results)
     if counts != (len(eqn.invars), len(eqn.outvars)):
@@ -147,11 +163,13 @@ def _layout_of_user(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> Cal
             f"specs= of {_name_of(eqn)!r} are for {counts[0]} operands and {counts[1]} results; "
             f"it has {len(eqn.invars)} (without static ones) and {len(eqn.outvars)}."
         )
-    return CallLayout(_fill(in_specs, eqn.invars), _fill(results, eqn.outvars))
+    return CallLayout(
+        _normalize_specs(in_specs, eqn.invars), _normalize_specs(results, eqn.outvars)
+    )
 
 
-def _route(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
-    """Ask the op's `partition` how it is computed on blocks, where the call lies by `layout`.
+def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
+    """Return the shard_map that the op's `partition` asks for, if the call is sharded by `layout`.
 
     Raises:
       ValueError: the answer cannot be said as a shard_map, or JAX raises it, as it may a TypeError
@@ -166,17 +184,17 @@ def _route(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
         raise ValueError("the mesh has both Auto and Explicit axes")
     wanted: list[Any] = [var.aval for var in eqn.outvars]
     if _is_explicit(mesh):  # what the types say is what the program must get back
-        typed = _fill([aval.sharding.spec for aval in wanted], eqn.outvars)
+        typed = _normalize_specs([aval.sharding.spec for aval in wanted], eqn.outvars)
         layout = dataclasses.replace(layout, results=typed)
-    operands = _shapes(eqn.invars, layout.operands, mesh)
+    operands = _sharded_types(eqn.invars, layout.operands, mesh)
     arguments = params["in_tree"].unflatten(operands)
-    results = params["out_tree"].unflatten(_shapes(eqn.outvars, layout.results, mesh))
+    results = params["out_tree"].unflatten(_sharded_types(eqn.outvars, layout.results, mesh))
     _, lower, out_shardings, in_shardings = params["partition"](
         *params["static_args"], mesh, arguments, results
     )
     taken = CallLayout(
-        _specs_of(params["in_tree"].flatten_up_to(in_shardings), eqn.invars, mesh),
-        _specs_of(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
+        _specs_from_partition(params["in_tree"].flatten_up_to(in_shardings), eqn.invars, mesh),
+        _specs_from_partition(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
     )
     route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], taken)
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
@@ -191,23 +209,28 @@ def _route(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
     return route
 
 
-def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+def _sharded_types(
+    atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh
+) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of values on the mesh, as partition() takes them."""
     return [
         jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=NamedSharding(mesh, spec))
         for atom, spec in zip(atoms, specs, strict=True)
     ]
 
 
-def _specs_of(shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh) -> tuple[P, ...]:
+def _specs_from_partition(
+    shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh
+) -> tuple[P, ...]:
     """Return what partition() returned, as specs for shard_map."""
     for sharding in shardings:
         is_on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
         if not is_on_mesh or P.UNCONSTRAINED in sharding.spec:
             raise ValueError(f"its partition() returns {sharding}, which shard_map cannot take")
-    return _fill([sharding.spec for sharding in shardings], atoms)
+    return _normalize_specs([sharding.spec for sharding in shardings], atoms)
 
 
-def _fill(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]:
+def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]:
     """Return the specs in their one form: an entry a dimension, and no tuple of one."""
     filled = []
     for spec, atom in zip(specs, atoms, strict=True):

@@ -3,7 +3,7 @@
 The user's function is traced once per signature, and JAX remembers that. What the passes make of
 it is traced by a jit object: one for each set of captured arrays, which are its first argument, and
 for each way that arguments are sharded where the passes follow that. A call that the C++ front does
-not know (see `_compat.front`) comes to `_miss`, with its arguments.
+not know (see `_compat.front`) comes to `_call_anew`, with its arguments.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from jax_dist._rewrite.captures import (
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import Gathers, plan_gathers
 from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
-from jax_dist._rewrite.propagation import is_partitioned, meshes_of
+from jax_dist._rewrite.propagation import meshes_of, named_meshes
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -61,9 +61,11 @@ class _TracedCall:
 
     lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
     out_tree: Any
-    fingerprint: Fingerprint  # of arguments and results, the same in all processes
+    fingerprint: Fingerprint | None  # the same in all processes, if there are several
     findings: tuple[PassFinding, ...]  # made while tracing
-    routes: bool  # whether it has operations whose program depends on shardings of arguments
+    meshes: tuple[Mesh, ...]  # that the program itself names
+    routes: bool  # whether it has custom_partitioning operations, which shardings decide on
+    gathers: bool  # whether it may have gathers to reduce
 
 
 class _KnownCall(NamedTuple):
@@ -140,20 +142,13 @@ class RewrittenProgram:
     # ---- a call that the front does not know
 
     def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        """Make a call; return also what the front of the captured arrays `asking` remembers."""
         call = self._find(args, kwargs)
         if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
         for mesh in call.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
-        try:
-            return self._run(asking, call, args, kwargs)
-        except ValueError:
-            mesh = self.options.mesh
-            moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
-            if moved is None:
-                raise
-        results, _, _ = self._run(asking, self._find(*moved), *moved)
-        return results, None, False
+        return self._run(asking, call, args, kwargs)
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
@@ -176,8 +171,8 @@ class RewrittenProgram:
         """Run a call on arrays, for the front of the captured arrays `asking`."""
         placed = self._place_captures(call)
         self._watch.warn_of(call.traced.lifted.captures, lifted=True)
-        if call.mesh is not None and jax.process_count() > 1:
-            self._agree(call, call.mesh)
+        if call.mesh is not None and call.traced.fingerprint is not None:
+            self._agree(call.traced, call.traced.fingerprint, call.mesh)
         jitted = self._jit(placed, call.variant)
         results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
         is_full = call.mesh is not None and programs.can_be_full(call.mesh)
@@ -187,6 +182,7 @@ class RewrittenProgram:
         return results, memory if placed is asking else None, stale
 
     def _place_captures(self, call: _KnownCall) -> PlacedCaptures:
+        """Return the captured arrays of a call on the devices that it runs on."""
         mesh = call.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
@@ -203,7 +199,7 @@ class RewrittenProgram:
         ]
         shardings = tuple(s if isinstance(s, NamedSharding) else None for s in known)
         mesh = self.options.mesh
-        meshes = [mesh] if mesh else meshes_of(traced.lifted.jaxpr, shardings)
+        meshes = [mesh] if mesh else meshes_of(traced.meshes, shardings)
         return _KnownCall(traced, shardings, tuple(meshes))
 
     # ---- the user's function is traced
@@ -237,20 +233,30 @@ class RewrittenProgram:
         return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
     def _analyze(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> _TracedCall:
+        """Lift the captured arrays of a new trace, and look which passes have work in it."""
         jaxpr, out_tree = traced.jaxpr, jax.tree.structure(traced.out_info)
         remesh.check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
-        routes = self.options.partitioning == "route" and interpreter.contains(
-            jaxpr, is_partitioned
-        )
+        eqns = list(interpreter.equations(jaxpr))
+        meshes, primitives = tuple(named_meshes(eqns)), set(map(_compat.name_of, eqns))
+        options = self.options
+        routes = options.partitioning == "route" and "custom_partitioning" in primitives
+        # The body of a custom_partitioning operation, which the jaxpr does not show, may gather.
+        gathers = options.gathers != "keep" and (routes or "all_gather" in primitives)
+        fingerprint = self._fingerprint(traced, args, kwargs) if jax.process_count() > 1 else None
+        findings = tuple(self._pmap_findings)
+        return _TracedCall(lifted, out_tree, fingerprint, findings, meshes, routes, gathers)
+
+    def _fingerprint(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> Fingerprint:
+        """Return a description of a call and its results, to compare between processes."""
+        jaxpr = traced.jaxpr
         name_of = lambda path: f"argument {jax.tree_util.keystr(path)}"
         leaves = {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path((args, kwargs))}
         dynamic = jax.tree.leaves_with_path(self._dynamic(args, kwargs))
         leaves |= zip([name_of(path) for path, _ in dynamic], jaxpr.in_avals, strict=True)
         leaves |= {f"result {number}": aval for number, aval in enumerate(jaxpr.out_avals)}
         described = {name: describe(leaf) for name, leaf in leaves.items()}
-        fingerprint = Fingerprint(containers(out_tree), described)
-        return _TracedCall(lifted, out_tree, fingerprint, tuple(self._pmap_findings), routes)
+        return Fingerprint(containers(jax.tree.structure(traced.out_info)), described)
 
     def _dynamic(self, args: _Args, kwargs: _Kwargs) -> tuple[dict[int, Any], _Kwargs]:
         """Return the arguments that are not static, by position and by name."""
@@ -274,6 +280,10 @@ class RewrittenProgram:
     def _run_passes(
         self, traced: _TracedCall, args: _Args, kwargs: _Kwargs, variant: Any = None
     ) -> tuple[ClosedJaxpr, tuple[PassFinding, ...]]:
+        """Return the program after all passes, and what they found.
+
+        `variant` is that of the call; None to read it from the arguments, which may be tracers.
+        """
         options, lifted = self.options, traced.lifted
         passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
         if jax.process_count() == 1:
@@ -284,7 +294,7 @@ class RewrittenProgram:
             shardings = (*[whole] * len(lifted.values), *call.shardings)
             plan = functools.partial(plan_partitioning, mesh=call.mesh, in_shardings=shardings)
             passes.append(functools.partial(plan, specs=options.specs))
-        if options.gathers != "keep":
+        if traced.gathers:
             passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))
         jaxpr, findings = lifted.jaxpr, list[PassFinding]()
         for plan_pass in passes:
@@ -317,15 +327,14 @@ class RewrittenProgram:
             )
         return jits[variant]
 
-    def _agree(self, call: _KnownCall, mesh: Mesh) -> None:
+    def _agree(self, traced: _TracedCall, fingerprint: Fingerprint, mesh: Mesh) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
-        traced = call.traced
-        signature = hash((traced.out_tree, *traced.fingerprint.leaves.items()))
+        signature = hash((traced.out_tree, *fingerprint.leaves.items()))
         if signature in self._agreed:
             return
         # Without a collective too: the compiler may move what is sharded over the mesh.
         moves = process_calls.collectives(traced.lifted.jaxpr)
-        process_calls.agree_to_run("{}, rewritten", self.fun, traced.fingerprint, moves, mesh)
+        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, moves, mesh)
         self._agreed.add(signature)
 
 

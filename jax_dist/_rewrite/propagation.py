@@ -7,7 +7,7 @@ carry the scopes, and from the barriers.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -31,15 +31,14 @@ def is_partitioned(eqn: JaxprEqn) -> bool:
 # --- the mesh
 
 
-def meshes_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> list[Mesh]:
-    """Return the meshes of devices that a program runs on, each once, in order.
+def named_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
+    """Return the meshes that equations name, each once, in order.
 
-    Those of the arguments; if they have none, those of constraints and of the jits within; then
-    those of its shard_maps; then the one of `jax.set_mesh`.
+    Those of constraints and of jits; if they name none, those of shard_maps.
     """
     shardings: list[Any] = []
     regions: list[Any] = []
-    for eqn in interpreter.equations(jaxpr):
+    for eqn in eqns:
         match _compat.name_of(eqn):
             case "jit":
                 shardings += (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
@@ -47,17 +46,28 @@ def meshes_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> list[Mesh]:
                 shardings.append(eqn.params["sharding"])
             case "shard_map":
                 regions.append(eqn.params["mesh"])
+    return _meshes_among([getattr(s, "mesh", None) for s in shardings]) or _meshes_among(regions)
+
+
+def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
+    """Return the meshes of devices that a program runs on, each once, in order.
+
+    Those of the arguments; if they have none, the `named` ones, which its equations name; then the
+    one of `jax.set_mesh`.
+    """
+    of_arguments = _meshes_among([getattr(s, "mesh", None) for s in in_shardings])
+    if meshes := of_arguments or list(named):
+        return [mesh for mesh in meshes if not mesh.empty]
     try:
-        context = [jax.sharding.get_mesh()]
+        mesh = jax.sharding.get_mesh()
     except ValueError:  # within a trace, which knows the form of the mesh, and no devices
-        context = []
-    of_arguments, of_program = (
-        [getattr(sharding, "mesh", None) for sharding in some] for some in (in_shardings, shardings)
-    )
-    for candidates in (of_arguments, of_program, regions, context):
-        if meshes := dict.fromkeys(mesh for mesh in candidates if isinstance(mesh, Mesh)):
-            return [mesh for mesh in meshes if not mesh.empty]
-    return []
+        return []
+    return [] if mesh.empty else [mesh]
+
+
+def _meshes_among(candidates: Iterable[Any]) -> list[Mesh]:
+    """Return those with devices, which an AbstractMesh has not, each once."""
+    return list(dict.fromkeys(mesh for mesh in candidates if isinstance(mesh, Mesh)))
 
 
 # --- the shardings of the calls
@@ -82,9 +92,9 @@ def inline_jits(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
         if _compat.name_of(eqn) != "jit" or not is_plain:
             return None
-        with builder.inline(eqn.params["jaxpr"], list(map(builder.read, eqn.invars))) as opened:
+        with builder.inline(eqn.params["jaxpr"], builder.read_all(eqn.invars)) as opened:
             interpreter.rebuild_into(builder, opened, inline)
-        return list(map(builder.read, opened.outvars))
+        return builder.read_all(opened.outvars)
 
     return interpreter.rebuild(jaxpr, inline)
 
@@ -114,6 +124,8 @@ def layouts_of(
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
+    """Lower a program with each of some calls in a scope that bears its number."""
+
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
@@ -174,6 +186,11 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
 
 
 def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
+    """Return the spec of a value on `mesh`; `meshes` are those that the module declares, by name.
+
+    Raises:
+      ValueError: no spec says how it is sharded.
+    """
     maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)

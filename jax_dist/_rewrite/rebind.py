@@ -43,48 +43,50 @@ def evaluate(
 def bind_again(
     eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
 ) -> Values:
-    """Return the values of one equation, bound again if it has no handler; and those in it."""
+    """Return the values of one equation, bound again if it has no handler; and those in it.
+
+    `context` is that of the equations that JAX traces now, if it is known.
+    """
     values = untied_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
     again = functools.partial(evaluate, handler_of=handler_of)
-    return _bind(eqn, values, again, context or interpreter.context_here())
-
-
-def _bind(eqn: JaxprEqn, values: Values, again: _Evaluate, context: Any) -> Values:
-    def trace_again(body: Any) -> Any:
-        avals: list[Any] = interpreter.open_jaxpr(body).in_avals
-        if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
-            return body
-        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-        traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
-        if isinstance(body, ClosedJaxpr):
-            return traced
-        if traced.consts:
-            line = interpreter.source_line(eqn) or "unknown line"
-            raise NotImplementedError(
-                f"the body of {name} ({line}) captures arrays and cannot be traced again; pass "
-                "them to it as arguments"
-            )
-        return traced.jaxpr
-
-    name, params = _compat.name_of(eqn), eqn.params
-    record = record_of(eqn)
+    name, record = _compat.name_of(eqn), record_of(eqn)
     if record.call == "inline":
         (inner,) = interpreter.bodies(eqn)
         call = lambda *args: again(inner, args)
-        call.__name__ = call.__qualname__ = params.get("name", name)
+        call.__name__ = call.__qualname__ = eqn.params.get("name", name)
         return jax.jit(call)(*values)
     if record.call == "ruled":
         return _call_without_rule(eqn, values, again)
     if name == "shard_map":
         return _call_shard_map(eqn, values, again)
-    without = {k: None if isinstance(v, NamedSharding) else v for k, v in params.items()}
-    eqn = eqn.replace(ctx=context, params=without)
+    params = {k: None if isinstance(v, NamedSharding) else v for k, v in eqn.params.items()}
+    eqn = eqn.replace(ctx=context or interpreter.context_here(), params=params)
+    trace_again = functools.partial(_trace_again, eqn, again)
     return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
 
 
+def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
+    """Return a body of an equation, open or closed as it came, traced without its mesh."""
+    avals: list[Any] = interpreter.open_jaxpr(body).in_avals
+    if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
+        return body
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
+    if isinstance(body, ClosedJaxpr):
+        return traced
+    if traced.consts:
+        line = interpreter.source_line(eqn) or "unknown line"
+        raise NotImplementedError(
+            f"the body of {_compat.name_of(eqn)} ({line}) captures arrays and cannot be traced "
+            "again; pass them to it as arguments"
+        )
+    return traced.jaxpr
+
+
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
+    """Map the body of a shard_map again, with its specs."""
     params = eqn.params
     is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,12 +23,12 @@ from jax_dist._compat import Device
 from jax_dist._pmap import emission, meshes
 from jax_dist._pmap.body import Call, Options
 from jax_dist._rewrite import PassFinding, PassPlan, interpreter, rebind
-from jax_dist._rewrite.interpreter import Handler, Values, record_of
+from jax_dist._rewrite.interpreter import Handler, Values
 from jax_dist.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Site:
+class _PmapSite:
     """One pmap in a traced program: jit(shard_map), over one axis of a mesh of its own."""
 
     eqn: JaxprEqn
@@ -46,12 +45,12 @@ class _Site:
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
 
 
-# "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/_pmap/emission.py:47".
+# Where the bodies of pmaps are defined, which `func_src_info` says: "_fun at .../pmap.py:410".
 _FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
 _FILES = (_FILE_OF_JAX, os.path.abspath(emission.__file__))
 
 
-def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_Site]:
+def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite]:
     """Return all pmaps of a program; not those inside another shard_map, which move with it.
 
     `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are told
@@ -68,7 +67,7 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_Site]:
         file = next((file for file in _FILES if file in source), None)
         if file and len(axes) == 1 and not eqn.params["check_vma"]:
             line = interpreter.user_line_of(eqn, around)
-            sites.append(_Site(eqn, axes[0], line, of_jax=file == _FILE_OF_JAX))
+            sites.append(_PmapSite(eqn, axes[0], line, of_jax=file == _FILE_OF_JAX))
     return sites
 
 
@@ -90,7 +89,7 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
         outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
         if mesh is not None:
             try:
-                axis, handlers[id(site.eqn)] = _mover(site, mesh)
+                axis, handlers[id(site.eqn)] = _move(site, mesh)
             except _RemeshRefused as reason:
                 outcome, what, why = "refused", f"{pmap} stays", str(reason)
             else:
@@ -100,15 +99,19 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     return PassPlan(changed, tuple(findings))
 
 
-def _mover(site: _Site, mesh: Mesh) -> tuple[str, Handler]:
-    """Return the axis of the mesh that a pmap goes to, and what runs it there."""
-    axis, inside = _mesh_inside(site, mesh)
+def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
+    """Return the axis of the mesh that a pmap goes to, and the function that runs it there.
+
+    Raises:
+      _RemeshRefused: it cannot be moved.
+    """
+    axis, inside = _rename_mesh(mesh, site)
     keeps_types = dict(inside.shape) == dict(site.mesh.shape)  # for JAX it is the same mesh
     inner = site.eqn.params["jaxpr"]
-    constraints = (eqn for eqn in interpreter.equations(inner) if record_of(eqn).constrains)
-    if not keeps_types and (eqn := next(constraints, None)) is not None:
-        where = interpreter.source_line(eqn)
-        raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
+    for eqn in interpreter.equations(inner) if not keeps_types else ():
+        if _compat.name_of(eqn) in ("reshard", "sharding_constraint"):
+            where = interpreter.source_line(eqn)
+            raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
     evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
     of_pmaps_inside = set(site.mesh.axis_names) - {site.axis}
 
@@ -137,65 +140,28 @@ def _mover(site: _Site, mesh: Mesh) -> tuple[str, Handler]:
     return axis, emit
 
 
-def _mesh_inside(site: _Site, mesh: Mesh) -> tuple[str, Mesh]:
-    """Return the axis of the mesh for a pmap, and the mesh under the names of the pmap."""
+def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
+    """Return the axis of the mesh that a pmap goes to, and the mesh with the names of the pmap.
+
+    Raises:
+      _RemeshRefused: no axis fits.
+    """
     if not set(site.devices) <= set(mesh.devices.flat):
         raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
     # An axis of the mesh for each axis of the pmap and of those inside it, of the same size.
-    chosen, free = {}, dict(mesh.shape)
+    names_inside: dict[str, str] = {}  # by the axis of the mesh
     for name, size in site.mesh.shape.items():
-        chosen[name] = _take_axis(free, name, size)
-        if chosen[name] is None:
+        free = [axis for axis in mesh.shape if axis not in names_inside]
+        fitting = [axis for axis in free if mesh.shape[axis] == size]
+        if not fitting:
             sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
             raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
-    names_inside = {target: name for name, target in chosen.items()}
-    names = [names_inside.get(name, f"other_{name}") for name in mesh.axis_names]
-    return chosen[site.axis], _compat.auto_mesh(mesh.devices, names)
-
-
-def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
-    """Take an axis of this size out of `free`, if there is one; one of this name rather."""
-    fitting = [other for other in free if free[other] == size]
-    if not fitting:
-        return None
-    chosen = name if name in fitting else fitting[0]
-    del free[chosen]
-    return chosen
-
-
-# --- arguments on some devices only, put on all of the mesh
-
-
-def put_on(
-    mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Put every array on all devices of the mesh, sharded as it was where that fits.
-
-    jit takes no arrays on different sets of devices. What a pmap outside of the rewriting made is
-    on the devices of that pmap; pmaps inside are moved to the mesh.
-
-    Returns:
-      The arguments; None if no array is elsewhere.
-    """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    devices, moved = set(mesh.devices.flat), False
-    for place, leaf in enumerate(leaves):
-        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        if is_array and leaf.committed and leaf.sharding.device_set != devices:
-            moved = True
-            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
-    return jax.tree.unflatten(tree, leaves) if moved else None
-
-
-def _spec_on(mesh: Mesh, sharding: Any) -> P:
-    """Return a spec with an axis of the same size for each sharded dimension, if there is one."""
-    if not isinstance(sharding, NamedSharding):
-        return P()
-    free, sizes = dict(mesh.shape), sharding.mesh.shape
-    fitting = lambda part: isinstance(part, str) and _take_axis(free, part, sizes[part])
-    return P(*[fitting(part) or None for part in sharding.spec])
+        names_inside[name if name in fitting else fitting[0]] = name
+    (target,) = (axis for axis, name in names_inside.items() if name == site.axis)
+    names = [names_inside.get(axis, f"other_{axis}") for axis in mesh.axis_names]
+    return target, _compat.auto_mesh(mesh.devices, names)
 
 
 # --- `jax.pmap` in a traced function, with several processes: over the devices of all of them

@@ -95,69 +95,64 @@ def _sections(report: Report) -> Iterator[Any]:
     yield rich.text.Text(f"{report.name}: {report.summary}")
     has_findings = bool(report.findings or report.captured)
     for outcome in get_args(Outcome):
-        if findings := [finding for finding in report.findings if finding.outcome == outcome]:
-            yield _titled(outcome.capitalize(), _findings_table(findings))
+        if rows := [_finding_row(f) for f in report.findings if f.outcome == outcome]:
+            yield _table(outcome.capitalize(), ("code", "finding"), rows, header=False)
     if report.captured:
-        yield _titled("Captured arrays", _captured_table(report.captured))
+        columns = ("name", "type", "captured", "used", "now", "bytes")
+        yield _table("Captured arrays", columns, map(_captured_row, report.captured), numbers=1)
     if report.before.collectives or report.after.collectives:
-        yield _titled("Collectives, per step on one device", _collectives_table(report))
+        columns = ("", "kind", "axes", "devices", "count", "result", "moved")
+        title = "Collectives, per step on one device"
+        yield _table(title, columns, _collective_rows(report), numbers=4)
     if has_findings:
-        yield _titled("Program, on one device", _program_table(report))
+        columns = ("", "before", "after")
+        yield _table("Program, on one device", columns, _program_rows(report), numbers=2)
     if has_findings or report.cache_after:
-        yield _titled("Key in the persistent cache", _cache_table(report))
+        yield _table("Key in the persistent cache", ("", ""), _cache_rows(report), header=False)
     if report.plan:
         yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
 
 
-def _titled(title: str, table: rich.table.Table) -> rich.console.Group:
-    return rich.console.Group(
-        rich.text.Text(f"\n{title}"), rich.padding.Padding(table, (0, 0, 0, 2))
-    )
-
-
 def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0, header: bool = True
-) -> rich.table.Table:
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: int = 0,
+    header: bool = True,
+) -> rich.console.Group:
     """Return a table of texts, in which nothing is markup; its last columns are numbers."""
     table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
-    for name in columns[: len(columns) - numbers]:
+    first_number = len(columns) - numbers
+    for name in columns[:first_number]:
         table.add_column(name, overflow="fold")
-    for name in columns[len(columns) - numbers :]:
+    for name in columns[first_number:]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(rich.text.Text, row))
-    return table
+    indented = rich.padding.Padding(table, (0, 0, 0, 2))
+    return rich.console.Group(rich.text.Text(f"\n{title}"), indented)
 
 
-def _findings_table(findings: Sequence[PassFinding]) -> rich.table.Table:
-    rows = []
-    for finding in findings:
-        because = f"because {finding.why}" if finding.why else ""
-        texts = filter(None, (finding.what, because, finding.where))
-        rows.append((finding.code, "\n".join(texts)))
-    return _table(("code", "finding"), rows, header=False)
+def _finding_row(finding: PassFinding) -> tuple[str, str]:
+    because = f"because {finding.why}" if finding.why else ""
+    return finding.code, "\n".join(filter(None, (finding.what, because, finding.where)))
 
 
-def _captured_table(arrays: Sequence[Capture]) -> rich.table.Table:
-    rows = []
-    for array in arrays:
-        kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-        lines = (array.captured_at, array.used_at)
-        rows.append((array.name, kind, *lines, array.action, human_bytes(array.bytes)))
-    return _table(("name", "type", "captured", "used", "now", "bytes"), rows, numbers=1)
+def _captured_row(array: Capture) -> tuple[str, ...]:
+    kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+    lines = (array.captured_at, array.used_at)
+    return array.name, kind, *lines, array.action, human_bytes(array.bytes)
 
 
-def _collectives_table(report: Report) -> rich.table.Table:
-    rows = []
+def _collective_rows(report: Report) -> Iterator[tuple[str, ...]]:
     for label, entries in _before_and_after(report.before.collectives, report.after.collectives):
         for entry in entries:
             axes = ", ".join(entry.axes) or "none of the mesh"
             kind = entry.kind if entry.runs == "always" else f"{entry.kind}\n{entry.runs}"
             sizes = (entry.result_bytes, entry.count * entry.moved_bytes)
-            row = (label, kind, axes, str(entry.size), str(entry.count))
-            rows.append((*row, *map(human_bytes, sizes)))
-    columns = ("", "kind", "axes", "devices", "count", "result", "moved")
-    return _table(columns, rows, numbers=4)
+            numbers = (str(entry.size), str(entry.count), *map(human_bytes, sizes))
+            yield label, kind, axes, *numbers
 
 
 def _before_and_after(before: Any, after: Any) -> list[tuple[str, Any]]:
@@ -174,19 +169,15 @@ _SIZES = {
 }
 
 
-def _program_table(report: Report) -> rich.table.Table:
-    rows = []
+def _program_rows(report: Report) -> Iterator[tuple[str, ...]]:
     for what, field in _SIZES.items():
         sizes = [getattr(program, field) for program in (report.before, report.after)]
-        rows.append((what, *["unknown" if n is None else human_bytes(n) for n in sizes]))
-    return _table(("", "before", "after"), rows, numbers=2)
+        yield what, *["unknown" if n is None else human_bytes(n) for n in sizes]
 
 
-def _cache_table(report: Report) -> rich.table.Table:
-    rows = []
+def _cache_rows(report: Report) -> Iterator[tuple[str, str]]:
     for label, causes in _before_and_after(report.cache_before, report.cache_after):
         text = "the same in every process, as far as the program shows"
         if causes:
             text = "\n".join(["another one in each process, or never written:", *map(str, causes)])
-        rows.append((label, "not compiled" if causes is None else text))
-    return _table(("", ""), rows, header=False)
+        yield label, "not compiled" if causes is None else text

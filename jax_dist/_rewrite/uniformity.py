@@ -80,7 +80,11 @@ class Invariance:
         """
         match record_of(eqn).kind:
             case "branch" | "call" | "loop" as kind:
-                ins = self._settled(eqn, list(ins), scope) if kind == "loop" else ins
+                ins = (
+                    self._operands_in_all_iterations(eqn, list(ins), scope)
+                    if kind == "loop"
+                    else ins
+                )
                 return [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
             case "region":
                 # Along a new axis, a block is the same if its spec cuts nothing along it.
@@ -90,6 +94,10 @@ class Invariance:
         return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
 
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
+        """Return what is known of the results of an equation, from what is known of its operands.
+
+        Nothing of a primitive without a record, or of a callback.
+        """
         record, count = record_of(eqn), len(eqn.outvars)
         match record.kind:
             case "plain":
@@ -132,7 +140,9 @@ class Invariance:
                 return same
             same = left
 
-    def _settled(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[Same]:
+    def _operands_in_all_iterations(
+        self, eqn: JaxprEqn, ins: list[Same], scope: Same
+    ) -> list[Same]:
         """Return what is known of the operands of a loop in each of its iterations."""
         names = bodies_of_while(eqn) or ["jaxpr"]
         while True:
@@ -149,7 +159,8 @@ class Invariance:
             ins = carried
 
     def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        settled = self._settled(eqn, operands, scope)
+        """Return what is known of the results of a loop: its carries, and what a scan collects."""
+        settled = self._operands_in_all_iterations(eqn, operands, scope)
         results: list[Same] = [NOWHERE] * len(eqn.outvars)
         if "jaxpr" in eqn.params:  # what a scan collects
             results = self.outputs(eqn.params["jaxpr"], settled, scope)
