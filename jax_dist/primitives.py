@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal[
     "region",  # a body on each device of a mesh
     "collective",
     "callback",  # to Python, which may give each device something else
-    "opaque",  # what it computes stands in none of its parameters, or in a state
+    "opaque",  # what it computes depends on something else than its operands and parameters
 ]
 _Call: TypeAlias = Literal["inline", "checkpoint", "ruled"]
 # fmt: off

@@ -142,16 +142,16 @@ def _check(fun: object, options: RewriteOptions) -> None:
     if not callable(fun):
         raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise ArgumentError(f"mesh= of rewrite is a jax.sharding.Mesh, not {mesh!r}.")
+        raise ArgumentError(f"mesh= of rewrite must be a jax.sharding.Mesh, not {mesh!r}.")
     kinds = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
     for name, kind in kinds.items():
         value = getattr(options, name)
         if value not in get_args(kind):
             choices = ", ".join(map(repr, get_args(kind)))
-            raise ArgumentError(f"{name}= of rewrite is one of {choices}, not {value!r}.")
+            raise ArgumentError(f"{name}= of rewrite must be one of {choices}, not {value!r}.")
     if specs is not None and not isinstance(specs, Mapping):
         form = "{'name of the op': (in_specs, out_specs)}"
-        raise ArgumentError(f"specs= of rewrite is a dict {form}, not {specs!r}.")
+        raise ArgumentError(f"specs= of rewrite must be a dict {form}, not {specs!r}.")
 
 
 def explain(
@@ -219,7 +219,7 @@ def _report_of(
         before, program_before = lowered, ProgramCost.of(lowered)
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
-        what = "the program as it is does not compile: before, all is unknown"
+        what = "the program does not compile as it is, so nothing is known of it"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         failure = (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
     with warnings.catch_warnings():

@@ -152,8 +152,8 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
     fate = "They are arguments of the program now; to avoid this warning, pass them yourself."
     if kept_because:
         fate = (
-            f"They stay in the program, because {kept_because}, and it is compiled slowly, and "
-            "again for other values. Pass them as arguments."
+            f"They stay in the program, because {kept_because}: it compiles slowly, and again for "
+            "other values. Pass them as arguments."
         )
     return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {fate}"
 
@@ -202,7 +202,7 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     lifts = policy == "lift"
     lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
     if stays := [capture for capture in wanted if capture not in lifted]:
-        why = "they cannot be handed on" if lifts else f"captures='{policy}' says so"
+        why = "they cannot be handed on" if lifts else f"captures='{policy}' is set"
         text = warning_text(stays, name, kept_because=why)
         if policy == "error":
             raise ArgumentError(text)

@@ -165,7 +165,7 @@ def _check_strong(eqn: JaxprEqn) -> None:
     """Raise NeedsWhole if the result is weakly typed."""
     aval: Any = eqn.outvars[0].aval
     if aval.weak_type:
-        raise NeedsWhole("the result has a weak type, and a reduction over devices gives none")
+        raise NeedsWhole("the result has a weak type, which a reduction over devices would lose")
 
 
 def _is_low_precision(dtype: Any) -> bool:

@@ -252,7 +252,9 @@ class _Walk:
         first = next(value for value in operands if value is not None)
         try:
             if self._exact and _may_round(eqn):
-                raise NeedsWhole("gathers='exact', and other sums may differ in the last bits")
+                raise NeedsWhole(
+                    "gathers='exact': a sum in another order may differ in the last bits"
+                )
             result = apply_rule(eqn, operands)
             self._check_whole_operands(eqn, operands, first, body)
         except NeedsWhole as reason:

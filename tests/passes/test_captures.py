@@ -75,8 +75,8 @@ def test_the_warning():
         f"{head}are arguments of the program now; to avoid this warning, pass them yourself."
     )
     assert warning_text([capture], "step", kept_because="captures='warn'") == (
-        f"{head}stay in the program, because captures='warn', and it is compiled slowly, and again "
-        "for other values. Pass them as arguments."
+        f"{head}stay in the program, because captures='warn': it compiles slowly, and again for "
+        "other values. Pass them as arguments."
     )
 
 

@@ -51,7 +51,7 @@ def average(x):
 
 def test_exact_leaves_what_may_round():
     """The largest is one of the numbers; whole numbers have one sum; a turned sign is exact."""
-    why = "gathers='exact', and other sums may differ in the last bits"
+    why = "gathers='exact': a sum in another order may differ in the last bits"
 
     def plan(body, *, exact):
         return planned(on_four(lambda x: body(lax.all_gather(x, "i"))), X, exact=exact)
@@ -117,7 +117,7 @@ _REFUSED = {
     "reduce_max over devices has no order for float8_e4m3fn": (
         lambda g: jnp.max(g.astype(jnp.float8_e4m3fn), 0).astype(jnp.float32)
     ),
-    "the result has a weak type, and a reduction over devices gives none": (
+    "the result has a weak type, which a reduction over devices would lose": (
         lambda g: lax.reduce_max(lax.all_gather(jnp.asarray(2.0), "i"), [0]) + jnp.ones(4)
     ),
 }

@@ -23,15 +23,21 @@ _WRONG = {
     "no function": ({"fun": 3}, "rewrite takes a function, not 3"),
     "captures": (
         {"captures": "lit"},
-        "captures= of rewrite is one of 'lift', 'warn', 'allow', 'error', not",
+        "captures= of rewrite must be one of 'lift', 'warn', 'allow', 'error', not",
     ),
-    "gathers": ({"gathers": None}, "gathers= of rewrite is one of 'reduce', 'exact', 'keep', not"),
-    "partitioning": ({"partitioning": "on"}, "partitioning= of rewrite is one of 'route', 'keep'"),
-    "mesh": ({"mesh": ("i",)}, "mesh= of rewrite is a jax.sharding.Mesh, not ('i',)"),
+    "gathers": (
+        {"gathers": None},
+        "gathers= of rewrite must be one of 'reduce', 'exact', 'keep'",
+    ),
+    "partitioning": (
+        {"partitioning": "on"},
+        "partitioning= of rewrite must be one of",
+    ),
+    "mesh": ({"mesh": ("i",)}, "mesh= of rewrite must be a jax.sharding.Mesh, not ('i',)"),
     "a mesh without devices": ({"mesh": _MESH.abstract_mesh}, "not AbstractMesh"),
     "specs": (
         {"specs": ["op"]},
-        "specs= of rewrite is a dict {'name of the op': (in_specs, out_specs)}",
+        "specs= of rewrite must be a dict {'name of the op': (in_specs, out_specs)}",
     ),
 }
 

@@ -290,7 +290,7 @@ def test_pmaps_of_different_sizes_go_to_different_axes():
     # It does not compile as it is, and that is noted.
     report = explain(_of_two_sizes, _X, mesh=_WIDE)
     assert [f.outcome for f in report.findings] == ["rewritten", "rewritten", "noted"]
-    assert report.findings[-1].what.startswith("the program as it is does not compile")
+    assert report.findings[-1].what.startswith("the program does not compile as it is")
 
 
 def _nested(x):
