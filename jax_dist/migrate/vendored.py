@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
-from jax_dist.migrate.sites import MODULE_NAMES
+from jax_dist.migrate.verify.recording.calls import VENDORED
 
 _MARK = "# Written by jax-dist migrate"
 
@@ -95,7 +95,7 @@ def _home_in(folder: str, prefix: str) -> Home:
 
     `prefix` is what imports put before the name: "", "pkg." or dots.
     """
-    for name in MODULE_NAMES:
+    for name in VENDORED:
         path = Path(folder, f"{name}.py")
         home = Home(str(path), f"{prefix}{name}")
         if not path.exists() and not path.with_suffix("").is_dir():
@@ -103,4 +103,4 @@ def _home_in(folder: str, prefix: str) -> Home:
         with contextlib.suppress(OSError, ValueError):  # it cannot be read, so it is no copy
             if _MARK in path.read_text(encoding="utf-8")[:200]:
                 return home
-    return Home(os.path.join(folder, f"{MODULE_NAMES[-1]}.py"), f"{prefix}{MODULE_NAMES[-1]}")
+    return Home(os.path.join(folder, f"{VENDORED[-1]}.py"), f"{prefix}{VENDORED[-1]}")

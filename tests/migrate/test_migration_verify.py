@@ -211,6 +211,38 @@ def test_lines_that_read_a_changed_value_and_did_not_run_are_listed(program: pat
     assert [line["line"] for line in result.to_dict()["verification"]["review"]] == [10, 12]
 
 
+_MOMENTUM = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import jax_utils
+
+
+def step(state, batch):
+    w, m = state
+    gradient = jax.lax.pmean(jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w), "i")
+    m = gradient + 0.9 * m
+    return w - 0.1 * (gradient + 0.9 * m), m
+
+
+f = jax.pmap(step, "i")
+state = jax_utils.replicate((jnp.ones(64), jnp.zeros(64)))
+for seed in range(3):
+    state = f(state, np.random.default_rng(seed).normal(size=(8, 4, 64)).astype(np.float32))
+"""
+
+
+@pytest.mark.thorough
+def test_a_step_that_xla_fuses_in_another_way_keeps_its_bits(program: pathlib.Path):
+    pytest.importorskip("flax")
+    (program / "a.py").write_text(_MOMENTUM)
+    files = migration.migrate(["a.py"], MigrationOptions(to="shard_map"))
+    _, verification = trial.verify([sys.executable, "a.py"], files)
+
+    assert verification.problems == []
+    assert [str(verdict) for verdict in verification.verdicts] == ["same in 3 of 3 calls"]
+
+
 def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
     return dataclasses.replace(file, after=file.after.replace(old, new))
 
