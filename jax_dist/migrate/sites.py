@@ -35,7 +35,7 @@ def find(module: Module, target: Target) -> list[Site]:
 
 def is_home(dotted: str) -> bool:
     """Return whether a dotted name is that of a vendored module."""
-    return dotted.rpartition(".")[2] in VENDORED
+    return dotted.rpartition(".")[2] == VENDORED
 
 
 def is_vendored(dotted: str) -> bool:

@@ -13,6 +13,7 @@ from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify import comparison, trial
 from jax_dist.migrate.verify.comparison import Verdict
+from jax_dist.migrate.verify.recording import calls
 from jax_dist.migrate.verify.runs import Call, Leaf, Run
 
 
@@ -100,8 +101,20 @@ def test_sums_over_the_whole_batch_may_be_rounded_and_no_more():
     assert comparison.compare([], before, wrong, [place], may_round=True).has_differences
 
 
+def test_a_private_class_of_jax_counts_as_its_public_base():
+    class IndivisibleError(ValueError):
+        __module__ = "jax._src.sharding"
+
+    class Mine(ValueError):
+        pass
+
+    assert calls._public_class(IndivisibleError()) is ValueError
+    assert calls._public_class(Mine()) is Mine
+
+
 _OUTPUTS = {
     "times and addresses": ("step 1 took 0.31 s\n<f at 0x7f>\n", "step 1 took 0.5 s\n<f at 0x8>\n"),
+    "positions in the file": ("/a/b.py:9:4 (main)\n", "/a/b.py:21:10 (main)\n"),
     "dates": ("2026-01-01 10:11:12 loss 0.5\n", "2026-01-02 10:15:12 loss 0.5\n"),
 }
 

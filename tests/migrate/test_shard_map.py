@@ -158,7 +158,13 @@ def test_a_reduction_stays_where_a_step_of_shard_map_needs_it():
     assert b"pmean" in one.after
 
 
-_TWO = ("steps_train_loop", "steps_of_a_factory", "steps_of_a_learner", "steps_handed_on")
+_TWO = (
+    "steps_train_loop",
+    "steps_of_a_factory",
+    "steps_of_a_learner",
+    "steps_handed_on",
+    "steps_of_evolution",
+)
 
 
 def run_both() -> dict[str, Any]:

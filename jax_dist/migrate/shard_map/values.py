@@ -249,7 +249,8 @@ class Values:
     def _define_target(self, key: Hashable, target: Any) -> None:
         """Note what is assigned to a target, alone or in a tuple."""
         value, path = functions.unpacked(self._module, target) or (None, ())
-        self._define(key, target, value if len(path) < 2 else None, *(path or (None,))[:1])
+        index: Any = path[0] if path else None
+        self._define(key, target, value if len(path) < 2 else None, index)
 
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
         """Join a parameter with what all callers pass."""
