@@ -66,7 +66,7 @@ def marked(file: FileMigration, path: str) -> bytes:
 
 
 def unreached(
-    file: FileMigration, path: str, ran: Collection[tuple[str, int]]
+    path: str, file: FileMigration, ran: Collection[tuple[str, int]]
 ) -> Iterator[Unreached]:
     """Yield the lines of a file that touch a changed value and did not run."""
     lines = file.before.decode("utf-8", "replace").splitlines()
