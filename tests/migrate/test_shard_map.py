@@ -41,10 +41,6 @@ _LEFT = {
         "f = jax.pmap(max, static_broadcasted_argnums=n)\nf(x, 1)\n",
         "static_broadcasted_argnums is computed",
     ),
-    "before the processes are joined": (
-        "f = jax.pmap(abs)\nf(x)\n\n\ndef main():\n    jax.distributed.initialize()\n",
-        "it is mapped while the module is imported, before jax.distributed.initialize",
-    ),
     "a state that is read elsewhere": (
         "import other\nf = jax.pmap(max)\n\n\ndef main(x):\n    s = other.make()\n"
         "    for _ in range(3):\n        s = f(s, x)\n    return s\n",

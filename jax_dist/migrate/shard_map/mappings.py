@@ -76,6 +76,8 @@ def read(module: Module, site: Site) -> Mapped:
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, named = _parameters(module, site, function, calls)
     static = _positions(site.arguments.get("static_broadcasted_argnums"))
+    if static and site.form != "call":
+        raise Left("a decorator has static arguments", "Map the function below it instead.")
     if named and (static or site.form != "call"):
         raise Left("a call gives arguments by name", "Give them by position.")
     positional = len(parameters) - len(named)
@@ -168,11 +170,9 @@ def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence
         if index is None:
             reads += [call, *pmaps.reads_of(module, call)]
             continue
-        match module.parent(call):
-            case ast.Assign(targets=[ast.Tuple(elts=targets), *_]):
-                target = targets[index]
-            case _:
-                return None
+        parent = module.parent(call)
+        targets = parent.targets[0] if isinstance(parent, ast.Assign) else None
+        target = functions.part_of(targets, (index,)) if targets is not None else None
         if not isinstance(target, ast.Name):
             return None
         for load in module.reads(module.scope(target), target.id):

@@ -18,7 +18,7 @@ from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.layouts import Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.placements import Placements
-from jax_dist.migrate.shard_map.plan import Plan, home_of
+from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.steps import Steps
 from jax_dist.migrate.shard_map.values import Value, Values
 
@@ -83,7 +83,7 @@ def _plan(
         line = module.source.position(module.span(site.reference)[0]).line
         if site.is_application and line not in left_lines:
             try:
-                mapped.append(_read(module, site))
+                mapped.append(mappings.read(module, site))
             except Left as why:
                 leave(site, why)
     while True:  # what one place leaves alone may be the state of another
@@ -131,20 +131,6 @@ def _is_state(value: Value, values: Values) -> bool:
     kinds = {definition.kind for definition in value.definitions}
     is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
     return is_fed_back or any(map(values.is_of_file, value.definitions))
-
-
-def _read(module: Module, site: Site) -> Mapped:
-    """Return a mapped function with its calls. Raises Left if it cannot be migrated."""
-    mapped = mappings.read(module, site)
-    if mapped.static and site.form != "call":
-        raise Left("a decorator has static arguments", "Map the function below it instead.")
-    home = home_of(module, site.node)
-    if isinstance(home, ast.Module) and b"distributed.initialize" in module.source.code:
-        raise Left(
-            "it is mapped while the module is imported, before jax.distributed.initialize",
-            "Map it inside of a function, then migrate again.",
-        )
-    return mapped
 
 
 def _remove_reductions(plan: Plan) -> None:

@@ -112,7 +112,7 @@ class Writer:
             used = len(self.indent(at)) + len(self.unit) + len(before)
             text = last if isinstance(last, str) else last.lines(self.unit, used, self._width)
             rows.append(f"{self.unit}{before}{text}")
-        self.above(at, [*rows, ""])
+        self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
