@@ -1,12 +1,14 @@
 """Rewrite the mapped functions of a file, and what places and reads their values."""
 
 import ast
+import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from jax_dist import _codes
+from jax_dist.lint.model import functions
 from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
@@ -86,6 +88,9 @@ def _plan(
                 mapped.append(mappings.read(module, site))
             except Left as why:
                 leave(site, why)
+    for fun in _entangled(module, mapped):
+        mapped.remove(fun)
+        leave(fun.site, _ENTANGLED)
     while True:  # what one place leaves alone may be the state of another
         values = Values(module, changes, [call for fun in mapped for call in fun.calls])
         layouts = Layouts(module, mapped, values)
@@ -101,6 +106,25 @@ _NOT_SEEN = Left(
     "its state keeps the device axis: it is read where that is not seen",
     "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
+
+
+_ENTANGLED = Left(
+    "a call of it is inside of another mapped function, or may be one of another",
+    "Give each mapped function a name of its own, and nest none in another.",
+)
+
+
+def _entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
+    """Return the mapped functions that share a call with another, or are called inside of one."""
+    owners = collections.Counter(call for fun in mapped for call in fun.calls)
+    bodies = {functions.innermost(module, fun.site.fun) or fun.site.fun for fun in mapped}
+    return [
+        fun
+        for fun in mapped
+        if any(
+            owners[call] > 1 or not bodies.isdisjoint(module.ancestors(call)) for call in fun.calls
+        )
+    ]
 
 
 def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
