@@ -76,8 +76,6 @@ def read(module: Module, site: Site) -> Mapped:
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, named = _parameters(module, site, function, calls)
     static = _positions(site.arguments.get("static_broadcasted_argnums"))
-    if static and site.form != "call":
-        raise Left("a decorator has static arguments", "Map the function below it instead.")
     if named and (static or site.form != "call"):
         raise Left("a call gives arguments by name", "Give them by position.")
     positional = len(parameters) - len(named)
@@ -93,6 +91,8 @@ def read(module: Module, site: Site) -> Mapped:
         for name, node in site.arguments.items()
         if not (isinstance(node, ast.Constant) and node.value is None)
     }
+    if static and site.form != "call":
+        raise Left("a decorator has static arguments", "Map the function below it instead.")
     return Mapped(site, texts, calls, parameters, axes, static, results, out, named)
 
 
