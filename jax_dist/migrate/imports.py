@@ -39,22 +39,8 @@ def tidied(before: Module, after: Module) -> bytes:
             and not _is_of_project(after, statement, alias)  # its import may have effects
         ]
         edits += _removals(after, statement, unused, edits[-1] if edits else None)
-    edits += _unused_in_functions(after)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
-
-
-def _unused_in_functions(module: Module) -> Iterator[Edit]:
-    """Yield the removals of imports inside of functions that an earlier migration wrote."""
-    for scope, name, binding in module.imports():
-        statement = module.statement(binding.node)
-        is_nested = module.parent(statement) is not module.tree
-        is_written = binding.target.partition(".")[0] == "jax_dist" or is_vendored(binding.target)
-        is_alone = "," not in module.text(statement) and not any(
-            map(str.strip, module.margins(statement))
-        )
-        if is_nested and is_written and is_alone and not module.reads(scope, name):
-            yield module.line_edit(statement)
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:

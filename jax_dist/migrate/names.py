@@ -1,23 +1,9 @@
-"""The names that new text uses, and where their imports go.
-
-A name is written as the file would write it, and its import stands where the file knows jax from:
-in the same function, in the same `try`.
-"""
+"""The names that new text uses, as the file would write them, and their imports."""
 
 import ast
 import dataclasses
 
-from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Name:
-    """A name as it is written at one place, and what it needs."""
-
-    text: str
-    imports: tuple[str, ...] = ()  # at the module's level
-    edits: tuple[Edit, ...] = ()  # imports inside of functions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,22 +13,11 @@ class Names:
     source: str  # the module that they come from: "jax_dist", "pkg._mapped"
     pmap: str  # its name for pmap
 
-    def named(self, module: Module, function: str, at: ast.AST) -> Name:
-        """Return how to write a function at a place."""
+    def name_for(self, module: Module, function: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
+        """Return how to write a function at a place, and the imports that this needs."""
         if self.source == "jax_dist":
-            text, imports = module.name_for(f"jax_dist.{function}", at)
-        else:
-            text, imports = self._by_name(module, self.pmap if function == "pmap" else function)
-        beside = _local_import(module, at) if imports else None
-        if beside is None:
-            return Name(text, imports)
-        # Below the line, so that a comment stays with the import that it is about.
-        start, end = module.span(beside)
-        _, behind = module.margins(beside)
-        if not behind.strip() or behind.lstrip().startswith("#"):
-            end += len(behind.rstrip().encode())
-        lead = f"\n{indentation(module.source.line_text(start))}"
-        return Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
+            return module.name_for(f"jax_dist.{function}", at)
+        return self._by_name(module, self.pmap if function == "pmap" else function)
 
     def import_as(self, bound: str) -> str:
         """Return the line that imports its pmap under a name."""
@@ -64,19 +39,6 @@ LIBRARY = Names("jax_dist", "pmap")
 
 def _alias(name: str, bound: str) -> str:
     return "" if bound == name else f" as {bound}"
-
-
-def _local_import(module: Module, at: ast.AST) -> ast.stmt | None:
-    """Return the import in a function or block by which a place knows jax; None: at the top."""
-    root: ast.AST = at
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    binding = module.scope(root).lookup(root.id) if isinstance(root, ast.Name) else None
-    nodes = [part.node for part in binding[1] if part.kind == "import"] if binding else []
-    statements = sorted(map(module.statement, nodes), key=lambda statement: statement.lineno)
-    if any(module.parent(statement) is module.tree for statement in statements):
-        return None
-    return next(iter(statements), None)
 
 
 def indentation(line: str) -> str:

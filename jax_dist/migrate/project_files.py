@@ -8,8 +8,6 @@ from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 
-_LONGEST = 20  # files that hand a name on; more are a circle
-
 
 class ProjectFiles:
     """The files that are migrated together, and those that they import.
@@ -37,35 +35,22 @@ class ProjectFiles:
         Files that only import it and hand it on are looked through. None if the name, or attribute
         such as `constants.pmap`, is bound in this file, or comes from no file of the project.
         """
-        names: list[str] = []
-        while isinstance(reference, ast.Attribute):
-            names.insert(0, reference.attr)
-            reference = reference.value
-        if not isinstance(reference, ast.Name):
+        names = module.text(reference).split(".")
+        bound = module.scope(reference).lookup(names[0])
+        return self._definer(module, names, bound[1] if bound else ())
+
+    def _definer(
+        self, module: Module, names: Sequence[str], bindings: Sequence[Binding]
+    ) -> str | None:
+        """Return the file that binds `a.b`, given as names; `bindings` are those of `a` here."""
+        if not bindings or bindings[0].kind != "import":
             return None
-        names.insert(0, reference.id)
-        bound = module.scope(reference).lookup(reference.id)
-        name = _imported(module, names, None if bound is None else bound[1])
-        path, home = os.path.abspath(module.source.path), None
-        for _ in range(_LONGEST):
-            file = None
-            parts = [] if name is None else name.split(".")
-            for length in range(len(parts) - 1, 0, -1):  # the longest part that is a module
-                file = self.project.file(".".join(parts[:length]), os.path.dirname(path))
-                if file is not None:
-                    names = parts[length:]
-                    break
-            if file is None:
-                return home
-            path = home = file
-            other = self.project.opened(path)
-            bindings = None if other is None else other.scopes.module.bindings.get(names[0])
-            name = None if other is None else _imported(other, names, bindings)
-        return home
-
-
-def _imported(module: Module, names: list[str], bindings: Sequence[Binding] | None) -> str | None:
-    """Return what the module imports under the first of the names, with the others behind it."""
-    if bindings is None or bindings[0].kind != "import":
+        folder = os.path.dirname(os.path.abspath(module.source.path))
+        parts = [*module.absolute(bindings[0].target).split("."), *names[1:]]
+        for length in range(len(parts) - 1, 0, -1):  # the longest part that is a module
+            path = self.project.file(".".join(parts[:length]), folder)
+            if path is not None:
+                other, names = self.project.opened(path), parts[length:]
+                bindings = other.scopes.module.bindings.get(names[0], ()) if other else ()
+                return (self._definer(other, names, bindings) if other else None) or path
         return None
-    return ".".join((module.absolute(bindings[0].target), *names[1:]))

@@ -81,9 +81,9 @@ class Renames:
             home = module.qualified_name(reference.value) or ""
             if home.partition(".")[0] not in ("jax", "jax_dist") and not sites.is_home(home):
                 return None
-            name = self._names.named(module, "pmap", reference)
-            edits = (Edit(*module.span(reference), name.text), *name.edits, *unjitted)
-            return Fix("rename pmap", Safety.SAFE, tuple(sorted(edits)), name.imports)
+            name, imports = self._names.name_for(module, "pmap", reference)
+            edits = (Edit(*module.span(reference), name), *unjitted)
+            return Fix("rename pmap", Safety.SAFE, tuple(sorted(edits)), imports)
         is_name = isinstance(reference, ast.Name)
         bound = module.scope(reference).lookup(reference.id) if is_name else None
         if bound is None or len(bound[1]) != 1 or not self._imports_pmap(bound[1][0].target):
@@ -135,9 +135,9 @@ class Renames:
 
     def _renamed(self, node: ast.expr, function: str, names: Names) -> Fix:
         """Return the fix that writes one of the new functions in the place of a node."""
-        new = names.named(self._module, function, node)
-        edits = (Edit(*self._module.span(node), new.text), *new.edits)
-        return Fix(f"replace {function}", Safety.SAFE, tuple(sorted(edits)), new.imports)
+        name, imports = names.name_for(self._module, function, node)
+        edit = Edit(*self._module.span(node), name)
+        return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
 
     def _of_other_pmaps(self) -> Iterator[PlannedPlace]:
         """Yield the pmaps of libraries that map functions of modules."""

@@ -50,26 +50,21 @@ def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -
 
 
 def marked(file: FileMigration, path: str) -> bytes:
-    """Return the text before, with markers; as it is if it would not parse."""
+    """Return the text before, with markers."""
     spans = {(*span, line) for line, spans in file.touched.items() for span in spans}
     edits = [
         edit
         for start, end, line in spans
         for edit in (Edit(start, start, f"{MARKER}({path!r}, {line}, "), Edit(end, end, ")"))
     ]
-    text = apply_edits(file.before, edits)
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return file.before
-    return text
+    return apply_edits(file.before, edits)
 
 
 def unreached(
-    file: FileMigration, path: str, ran: Collection[tuple[str, int]]
+    path: str, file: FileMigration, ran: Collection[tuple[str, int]]
 ) -> Iterator[Unreached]:
     """Yield the lines of a file that touch a changed value and did not run."""
     lines = file.before.decode("utf-8", "replace").splitlines()
     for line in sorted(file.touched):
-        if (path, line) not in ran and line <= len(lines):
+        if (path, line) not in ran:
             yield Unreached(file.path, line, lines[line - 1].strip())

@@ -9,8 +9,7 @@ from jax_dist.lint.model import pmaps
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Target
-
-MODULE_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")  # of the vendored file
+from jax_dist.migrate.verify.recording.calls import VENDORED
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
@@ -36,7 +35,7 @@ def find(module: Module, target: Target) -> list[Site]:
 
 def is_home(dotted: str) -> bool:
     """Return whether a dotted name is that of a vendored module."""
-    return dotted.rpartition(".")[2] in MODULE_NAMES
+    return dotted.rpartition(".")[2] == VENDORED
 
 
 def is_vendored(dotted: str) -> bool:

@@ -5,7 +5,6 @@ beside the scripts of a folder.
 """
 
 import ast
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ from pathlib import Path
 
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
-from jax_dist.migrate.sites import MODULE_NAMES
-
-_MARK = "# Written by jax-dist migrate"
+from jax_dist.migrate.verify.recording.calls import VENDORED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,16 +88,5 @@ def _is_script(module: Module) -> bool:
 
 
 def _home_in(folder: str, prefix: str) -> Home:
-    """Return the home in a folder: the first name there that only a copy has, or none.
-
-    `prefix` is what imports put before the name: "", "pkg." or dots.
-    """
-    for name in MODULE_NAMES:
-        path = Path(folder, f"{name}.py")
-        home = Home(str(path), f"{prefix}{name}")
-        if not path.exists() and not path.with_suffix("").is_dir():
-            return home
-        with contextlib.suppress(OSError, ValueError):  # it cannot be read, so it is no copy
-            if _MARK in path.read_text(encoding="utf-8")[:200]:
-                return home
-    return Home(os.path.join(folder, f"{MODULE_NAMES[-1]}.py"), f"{prefix}{MODULE_NAMES[-1]}")
+    """Return the home in a folder; `prefix` precedes its name in imports: "", "pkg." or dots."""
+    return Home(os.path.join(folder, f"{VENDORED}.py"), f"{prefix}{VENDORED}")

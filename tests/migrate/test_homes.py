@@ -36,11 +36,6 @@ _HOMES = {
         "my-project/_mapped.py",
         "from _mapped import mapped",
     ),
-    "a name that is taken": (
-        {"_mapped.py": "mine = 1\n", "a.py": f"import jax\n{_USE}"},
-        "_mapped_devices.py",
-        "from _mapped_devices import mapped",
-    ),
 }  # fmt: skip
 
 

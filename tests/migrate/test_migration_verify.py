@@ -13,6 +13,7 @@ from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify import comparison, trial
 from jax_dist.migrate.verify.comparison import Verdict
+from jax_dist.migrate.verify.recording import calls
 from jax_dist.migrate.verify.runs import Call, Leaf, Run
 
 
@@ -100,8 +101,20 @@ def test_sums_over_the_whole_batch_may_be_rounded_and_no_more():
     assert comparison.compare([], before, wrong, [place], may_round=True).has_differences
 
 
+def test_a_private_class_of_jax_counts_as_its_public_base():
+    class IndivisibleError(ValueError):
+        __module__ = "jax._src.sharding"
+
+    class Mine(ValueError):
+        pass
+
+    assert calls._public_class(IndivisibleError()) is ValueError
+    assert calls._public_class(Mine()) is Mine
+
+
 _OUTPUTS = {
     "times and addresses": ("step 1 took 0.31 s\n<f at 0x7f>\n", "step 1 took 0.5 s\n<f at 0x8>\n"),
+    "positions in the file": ("/a/b.py:9:4 (main)\n", "/a/b.py:21:10 (main)\n"),
     "dates": ("2026-01-01 10:11:12 loss 0.5\n", "2026-01-02 10:15:12 loss 0.5\n"),
 }
 
@@ -209,6 +222,38 @@ def test_lines_that_read_a_changed_value_and_did_not_run_are_listed(program: pat
     for text in (report.FORMATS[".txt"](result), report.FORMATS[".md"](result)):
         assert [line.split("`")[0].strip(" *") for line in text.splitlines() if "a.py:1" in line]
     assert [line["line"] for line in result.to_dict()["verification"]["review"]] == [10, 12]
+
+
+_MOMENTUM = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import jax_utils
+
+
+def step(state, batch):
+    w, m = state
+    gradient = jax.lax.pmean(jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w), "i")
+    m = gradient + 0.9 * m
+    return w - 0.1 * (gradient + 0.9 * m), m
+
+
+f = jax.pmap(step, "i")
+state = jax_utils.replicate((jnp.ones(64), jnp.zeros(64)))
+for seed in range(3):
+    state = f(state, np.random.default_rng(seed).normal(size=(8, 4, 64)).astype(np.float32))
+"""
+
+
+@pytest.mark.thorough
+def test_a_step_that_xla_fuses_in_another_way_keeps_its_bits(program: pathlib.Path):
+    pytest.importorskip("flax")
+    (program / "a.py").write_text(_MOMENTUM)
+    files = migration.migrate(["a.py"], MigrationOptions(to="shard_map"))
+    _, verification = trial.verify([sys.executable, "a.py"], files)
+
+    assert verification.problems == []
+    assert [str(verdict) for verdict in verification.verdicts] == ["same in 3 of 3 calls"]
 
 
 def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:

@@ -5,13 +5,12 @@ computed from the whole batch. Whether the numbers stay is for a run to show.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.lint.model import functions
+from jax_dist.lint.model import functions, traced
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
-from jax_dist.migrate.shard_map.expressions import called_function
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 
@@ -55,12 +54,13 @@ def reductions(
 
 
 def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
-    """Return the text of a step and of the functions of the file that it calls."""
-    step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
-    parts = [step, *(_called_by(module, step) if isinstance(step, ast.FunctionDef) else ())]
+    """Return the text of a step and of the functions of the file that it names."""
+    step = functions.innermost(module, mapped.site.fun)
+    parts = [mapped.site.fun] if step is None else traced.reached(module, step)
     decorators = (decorator for part in parts for decorator in getattr(part, "decorator_list", ()))
     outside = {node for decorator in decorators for node in ast.walk(decorator)}
-    return [node for part in parts for node in ast.walk(part) if node not in outside]
+    nodes = dict.fromkeys(node for part in parts for node in ast.walk(part))
+    return [node for node in nodes if node not in outside]
 
 
 def why_it_differs(module: Module, mapped: Mapped) -> str:
@@ -73,20 +73,6 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
     if "rngs" in words or any(name.startswith("jax.random.") for name in names):
         return "its random numbers are drawn for the whole batch"
     return "it gives something else for the whole batch"
-
-
-def _called_by(module: Module, step: ast.FunctionDef) -> Iterator[ast.FunctionDef]:
-    """Yield the functions of the file that a step calls, at any depth."""
-    seen: set[ast.AST] = {*ast.walk(step)}
-    waiting: list[ast.AST] = [step]
-    while waiting:
-        around = waiting.pop()
-        for node in ast.walk(around):
-            function = called_function(module, node) if isinstance(node, ast.Call) else None
-            if function is not None and function not in seen:
-                seen.add(function)
-                waiting.append(function)
-                yield function
 
 
 def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:

@@ -145,9 +145,8 @@ class Layouts:
                 value = self._values.of(target)
                 if value is None or self.of_value(value) is not Layout.WHOLE:
                     return Layout.SLICES
-                # One name for all results; or `x[0]` may be the first result of a tuple.
-                if target_index is None and (mapped.results is not None or _has_index(value)):
-                    return Layout.SLICES
+                if target_index is None and _has_index(value):
+                    return Layout.SLICES  # `x[0]` may be the first result of a tuple
         return Layout.WHOLE
 
     def _lower_values(self, mapped: Mapped) -> None:

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -91,6 +91,8 @@ def read(module: Module, site: Site) -> Mapped:
         for name, node in site.arguments.items()
         if not (isinstance(node, ast.Constant) and node.value is None)
     }
+    if static and site.form != "call":
+        raise Left("a decorator has static arguments", "Map the function below it instead.")
     return Mapped(site, texts, calls, parameters, axes, static, results, out, named)
 
 
@@ -142,8 +144,7 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            reads = [*pmaps.reads_of(module, handle)]
-            return [*reads, *_of_instances(module, parent)]
+            return [*pmaps.reads_of(module, handle)]
         case ast.FunctionDef() | ast.Expr():  # a decorator, whose function is followed already
             return []
         case ast.Return():
@@ -154,21 +155,6 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _of_parameter(module, handle, call)
     return None
-
-
-def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield `trainer.update`, where the class of `trainer` sets `self.update` here."""
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    for target in targets:
-        owner = module.class_of(target)
-        if owner is None or not isinstance(target, ast.Attribute):
-            continue
-        for read in module.nodes(ast.Attribute):
-            if read.attr != target.attr or not isinstance(read.ctx, ast.Load):
-                continue
-            base = module.value(read.value) if isinstance(read.value, ast.Name) else None
-            if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
-                yield read
 
 
 def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:
@@ -184,11 +170,9 @@ def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence
         if index is None:
             reads += [call, *pmaps.reads_of(module, call)]
             continue
-        match module.parent(call):
-            case ast.Assign(targets=[ast.Tuple(elts=targets), *_]):
-                target = targets[index]
-            case _:
-                return None
+        parent = module.parent(call)
+        targets = parent.targets[0] if isinstance(parent, ast.Assign) else None
+        target = functions.part_of(targets, (index,)) if targets is not None else None
         if not isinstance(target, ast.Name):
             return None
         for load in module.reads(module.scope(target), target.id):

@@ -1,12 +1,14 @@
 """Rewrite the mapped functions of a file, and what places and reads their values."""
 
 import ast
+import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from jax_dist import _codes
+from jax_dist.lint.model import functions
 from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
@@ -18,7 +20,7 @@ from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.layouts import Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.placements import Placements
-from jax_dist.migrate.shard_map.plan import Plan, home_of
+from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.steps import Steps
 from jax_dist.migrate.shard_map.values import Value, Values
 
@@ -83,9 +85,12 @@ def _plan(
         line = module.source.position(module.span(site.reference)[0]).line
         if site.is_application and line not in left_lines:
             try:
-                mapped.append(_read(module, site))
+                mapped.append(mappings.read(module, site))
             except Left as why:
                 leave(site, why)
+    for fun in _entangled(module, mapped):
+        mapped.remove(fun)
+        leave(fun.site, _ENTANGLED)
     while True:  # what one place leaves alone may be the state of another
         values = Values(module, changes, [call for fun in mapped for call in fun.calls])
         layouts = Layouts(module, mapped, values)
@@ -101,6 +106,25 @@ _NOT_SEEN = Left(
     "its state keeps the device axis: it is read where that is not seen",
     "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
+
+
+_ENTANGLED = Left(
+    "a call of it is inside of another mapped function, or may be one of another",
+    "Give each mapped function a name of its own, and nest none in another.",
+)
+
+
+def _entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
+    """Return the mapped functions that share a call with another, or are called inside of one."""
+    owners = collections.Counter(call for fun in mapped for call in fun.calls)
+    bodies = {functions.innermost(module, fun.site.fun) or fun.site.fun for fun in mapped}
+    return [
+        fun
+        for fun in mapped
+        if any(
+            owners[call] > 1 or not bodies.isdisjoint(module.ancestors(call)) for call in fun.calls
+        )
+    ]
 
 
 def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
@@ -131,20 +155,6 @@ def _is_state(value: Value, values: Values) -> bool:
     kinds = {definition.kind for definition in value.definitions}
     is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
     return is_fed_back or any(map(values.is_of_file, value.definitions))
-
-
-def _read(module: Module, site: Site) -> Mapped:
-    """Return a mapped function with its calls. Raises Left if it cannot be migrated."""
-    mapped = mappings.read(module, site)
-    if mapped.static and site.form != "call":
-        raise Left("a decorator has static arguments", "Map the function below it instead.")
-    home = home_of(module, site.node)
-    if isinstance(home, ast.Module) and b"distributed.initialize" in module.source.code:
-        raise Left(
-            "it is mapped while the module is imported, before jax.distributed.initialize",
-            "Map it inside of a function, then migrate again.",
-        )
-    return mapped
 
 
 def _remove_reductions(plan: Plan) -> None:

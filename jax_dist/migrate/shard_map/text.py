@@ -112,7 +112,7 @@ class Writer:
             used = len(self.indent(at)) + len(self.unit) + len(before)
             text = last if isinstance(last, str) else last.lines(self.unit, used, self._width)
             rows.append(f"{self.unit}{before}{text}")
-        self.above(at, [*rows, ""])
+        self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
@@ -161,12 +161,19 @@ class Writer:
         """Return the indentation of the statement of a node."""
         return indentation(self.module.margins(self.module.statement(node))[0])
 
+    def _start(self, statement: ast.stmt) -> int:
+        """Return where a statement begins, with its decorators."""
+        decorators = getattr(statement, "decorator_list", ())
+        return (
+            self.module.span(decorators[0])[0] - 1 if decorators else self.module.span(statement)[0]
+        )
+
     def above(self, node: ast.AST, lines: Sequence[str]) -> None:
         """Put lines above the statement of a node, as far in as that is."""
         if not lines:
             return
         statement = self.module.statement(node)
-        start, indent = self.module.span(statement)[0], self.indent(node)
+        start, indent = self._start(statement), self.indent(node)
         rows = [row for line in lines for row in line.split("\n")]
         before = self.module.margins(statement)[0]
         if before.strip():  # it stands behind `def f(x):`, or behind a semicolon
@@ -263,10 +270,7 @@ class Writer:
             around = [first, *self.module.ancestors(first)]
             statement = next(node for node in body if any(node is outer for outer in around))
             mesh = Call(self.name(_MESH, first), [devices, f"({axis},)"])
-            start = self.module.span(statement)[0]
-            decorators = getattr(statement, "decorator_list", ())
-            if decorators:
-                start = self.module.span(decorators[0])[0] - 1  # "@"
+            start = self._start(statement)
             indent = indentation(self.module.source.line_text(start))
             text = mesh.lines(indent, len(indent) + len(name) + 3, self._width)
             lines = f"{name} = {text}\n{indent}"

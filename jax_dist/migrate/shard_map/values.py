@@ -11,9 +11,9 @@ import functools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import functions, scopes
+from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.scopes import Binding
-from jax_dist.lint.model.semantic_model import Module, once
+from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.expressions import (
@@ -157,8 +157,8 @@ class Values:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = self._module.class_of(node)
             if owner is not None and node.value.id == "self":
-                is_kept = (owner, node.attr) in _fields(self._module)
-                return ("field", owner, node.attr) if is_kept else None
+                is_read = pmaps.self_attributes(self._module, owner, node.attr, ast.Load)
+                return ("field", owner, node.attr) if is_read else None
         return None
 
     def _root(self, key: Hashable) -> Hashable:
@@ -208,10 +208,10 @@ class Values:
 
     def _note(self, key: Hashable, node: ast.expr) -> None:
         if isinstance(key, tuple):
-            stores, loads = _fields(self._module)[key[1], key[2]]
-            for target, value, index in stores:
-                self._define(key, target, value, index)
-            for load in loads:
+            _, owner, name = key
+            for target in pmaps.self_attributes(self._module, owner, name, ast.Store):
+                self._define_target(key, target)
+            for load in pmaps.self_attributes(self._module, owner, name, ast.Load):
                 self._use(key, load)
             return
         module = self._module
@@ -244,8 +244,13 @@ class Values:
         elif binding.kind == "assign" and binding.value is not None:
             self._define(key, node, binding.value, None)
         else:
-            target, value, index = _unpacked(self._module, node)
-            self._define(key, target, value, index)
+            self._define_target(key, node)
+
+    def _define_target(self, key: Hashable, target: Any) -> None:
+        """Note what is assigned to a target, alone or in a tuple."""
+        value, path = functions.unpacked(self._module, target) or (None, ())
+        index: Any = path[0] if path else None
+        self._define(key, target, value if len(path) < 2 else None, index)
 
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
         """Join a parameter with what all callers pass."""
@@ -429,32 +434,3 @@ def _loads(expression: ast.expr) -> Iterator[ast.expr]:
         base = base.value
     if isinstance(base, ast.Name):
         yield base
-
-
-def _unpacked(module: Module, target: Any) -> tuple[ast.AST, ast.expr | None, int | None]:
-    """Return a target, the value that it gets a part of, and the index of that."""
-    parent = module.parent(target)
-    index = None
-    if isinstance(parent, ast.Tuple | ast.List):
-        index, parent = parent.elts.index(target), module.parent(parent)
-    if not isinstance(parent, ast.Assign):
-        return target, None, index
-    part = None if index is None else functions.part_of(parent.value, (index,))
-    return (target, parent.value, index) if part is None else (target, part, None)
-
-
-@once
-def _fields(module: Module) -> dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]]:
-    """Return the stores and loads of `self.field` that each class has."""
-    fields: dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]] = {}
-    for node in module.nodes(ast.Attribute):
-        owner = module.class_of(node)
-        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-        if owner is None or not is_self:
-            continue
-        stores, loads = fields.setdefault((owner, node.attr), ([], []))
-        if isinstance(node.ctx, ast.Load):
-            loads.append(node)
-        elif isinstance(node.ctx, ast.Store):
-            stores.append(_unpacked(module, node))
-    return {key: reads for key, reads in fields.items() if reads[0]}

@@ -18,9 +18,10 @@ _RATIO = 1e-2  # factors nearer to 1 are rounding
 _ROUNDING = 1e-4  # of the largest element, in the first call
 _GROWTH = 1.3  # of the rounding, from call to call
 
-# What differs from run to run: times, rates, addresses, names of temporary files.
+# What differs from run to run: times, rates, addresses, names of temporary files; and positions in
+# files, which jax 0.12 prints for arrays that cannot be sharded, and which a migration moves.
 _CHANGING = re.compile(
-    r"0x[0-9a-f]+|\d+:\d\d(:\d\d)?([.,]\d+)?|\d{4}-\d\d-\d\d"
+    r"0x[0-9a-f]+|\.py:\d+(:\d+)?|\d+:\d\d(:\d\d)?([.,]\d+)?|\d{4}-\d\d-\d\d"
     r"|\d+(\.\d+)?(e[-+]?\d+)?\s*(ms|us|s|sec|secs|seconds|min|it/s|steps/s|fps|sps)\b"
     r"|/tmp/\S+|jax-dist-\S+|\x1b\[[\d;]*[A-Za-z]"
 )

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -168,15 +169,20 @@ def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> di
 
     `injected` is the folder of `inject_recording`. The hash seed, the devices and the threads are
     fixed; imports find the copy before an installed package of the same name.
+
+    XLA may not use fused multiply-add: it rounds `a * b + c` once where it fuses both operations,
+    and which operations it fuses depends on the device axis of their arrays.
     """
     inherited = os.environ.get("PYTHONPATH", "")
     source = [str(tree / "src")] if (tree / "src").is_dir() else []
     python_path = [injected, str(tree), *source, *filter(None, inherited.split(os.pathsep))]
-    flags = " ".join(
+    flags = [
         flag
         for flag in os.environ.get("XLA_FLAGS", "").split()
         if "host_platform_device_count" not in flag
-    )
+    ]
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags.insert(0, "--xla_cpu_max_isa=AVX")  # the newest without fused multiply-add
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(python_path),
@@ -184,7 +190,7 @@ def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> di
         "TMPDIR": str(temporary),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "XLA_FLAGS": flags,
+        "XLA_FLAGS": " ".join(flags),
         "NPROC": "32",  # threads of XLA: else reductions depend on the number of cores
     }
 

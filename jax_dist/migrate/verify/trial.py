@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
-from jax_dist.migrate.verify.runs import Progress, Run
+from jax_dist.migrate.verify.runs import Progress
 
 # The form that a place takes after it differed in the other one.
 _FALLBACKS: dict[str, Target | None] = {
@@ -63,13 +64,28 @@ def verify(
         )
         texts = {path: review.marked(file, path) for path, file in by_path.items() if file.touched}
         before = run(texts, title="running the old program", kept=records)
-        old_program = _OldProgram(command, root, run, before, records, [*forms])
-        first = old_program.compare_with(files, "running the new program")
+
+        def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
+            """Run the migrated program, and return the verdicts, with the lines left to review."""
+            changed = {path: file for path, file in _by_path(files, root).items() if file.changed}
+            has_jits = "jit" in _forms(changed).values()
+            after = run(
+                {path: file.after for path, file in changed.items()},
+                written={path: written_lines(file) for path, file in changed.items()},
+                title=title,
+                replayed=records if has_jits else "",
+            )
+            # Steps of jit sum over the whole batch, where pmap added the sums of its parts.
+            result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
+            unreached = (review.unreached(*file, before.ran) for file in changed.items())
+            return dataclasses.replace(result, review=[*itertools.chain(*unreached)])
+
+        first = compare_with(files, "running the new program")
         back = {} if again is None else _places_to_go_back(first, forms)
         if again is None or not back:
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
-        second = old_program.compare_with(files, "running it again, without what differs")
+        second = compare_with(files, "running it again, without what differs")
     # A place that is right in its second form keeps the verdict that tells why it went back.
     verdicts = [
         dataclasses.replace(old, went_back=True) if old.difference and not new.difference else new
@@ -77,39 +93,6 @@ def verify(
     ]
     seconds = [*first.seconds, second.seconds[1]]
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OldProgram:
-    """The recorded run of the program before, with which its migrations are compared."""
-
-    command: Sequence[str]
-    root: str  # of the project
-    run: Callable[..., Run]  # `runs.run_recorded` with the arguments that all runs share
-    before: Run
-    records: str  # the folder of its recorded calls
-    places: Sequence[Key]
-
-    def compare_with(self, files: Sequence[FileMigration], title: str) -> Verification:
-        """Run the migrated program, and return the verdicts, with the lines left to review."""
-        changed = {path: file for path, file in _by_path(files, self.root).items() if file.changed}
-        has_jits = "jit" in _forms(changed).values()
-        after = self.run(
-            {path: file.after for path, file in changed.items()},
-            written={path: written_lines(file) for path, file in changed.items()},
-            title=title,
-            replayed=self.records if has_jits else "",
-        )
-        # Steps of jit sum over the whole batch, where pmap added the sums of its parts.
-        result = comparison.compare(
-            self.command, self.before, after, self.places, may_round=has_jits
-        )
-        unreached = [
-            line
-            for path, file in changed.items()
-            for line in review.unreached(file, path, self.before.ran)
-        ]
-        return dataclasses.replace(result, review=unreached)
 
 
 def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:

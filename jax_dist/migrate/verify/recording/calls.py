@@ -18,31 +18,14 @@ from typing import Any
 from . import replays
 
 _MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
-VENDORED = ("_mapped", "_mapped_devices", "_mapped_over_devices")  # names of the vendored module
-_VENDORED_FILES = tuple(f"{name}.py" for name in VENDORED)
+VENDORED = "_mapped"  # the name of the vendored module
 
 
-def install(
-    at_import: Callable[[str, Callable[[ModuleType], None]], None],
-    folder: str,
-    tree: str,
-    written: Mapping[str, Sequence[Sequence[int]]],
-    replayed: str,
-) -> None:
-    """Record the calls of functions that jax.pmap, jax_dist.pmap, `mapped` and written jits make.
+class Recorder:
+    """Makes functions of which each call is recorded, and writes the records of this process.
 
     The arguments are those of `start`; `folder` is its `records`, with a folder for each process.
     """
-    recorder = _Recorder(folder, tree, written, replayed)
-    at_import("jax", lambda jax: recorder.replace(jax, "pmap"))
-    at_import("jax", recorder.replace_jit)
-    at_import("jax_dist", lambda jax_dist: recorder.replace(jax_dist, "pmap"))
-    for name in VENDORED:
-        at_import(name, lambda module: recorder.replace(module, "mapped"))
-
-
-class _Recorder:
-    """Makes functions of which each call is recorded, and writes the records of this process."""
 
     def __init__(
         self,
@@ -59,6 +42,13 @@ class _Recorder:
         self._process = 0  # that opened the file: a forked process opens its own
         self._count = 0  # of all calls
         self._is_inside = False  # a recorded call is active: calls within it are not recorded
+
+    def install(self, at_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
+        """Record the calls of what jax.pmap, jax_dist.pmap, `mapped` and written jits make."""
+        at_import("jax", lambda jax: self.replace(jax, "pmap"))
+        at_import("jax", self.replace_jit)
+        at_import("jax_dist", lambda jax_dist: self.replace(jax_dist, "pmap"))
+        at_import(VENDORED, lambda module: self.replace(module, "mapped"))
 
     def replace(self, module: Any, name: str) -> None:
         """Replace a mapping function of a module, as pmap, by one that makes recorded functions."""
@@ -104,10 +94,8 @@ class _Recorder:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             path = os.path.realpath(frame.f_code.co_filename)
-            if (
-                path.startswith(self._tree + os.sep)
-                and os.path.basename(path) not in _VENDORED_FILES
-            ):
+            is_vendored = os.path.basename(path) == f"{VENDORED}.py"
+            if path.startswith(self._tree + os.sep) and not is_vendored:
                 return os.path.relpath(path, self._tree), frame.f_lineno
             frame = frame.f_back
         return None
@@ -140,7 +128,7 @@ class _Recorder:
                 event["replay"] = self._replay(number, step, options, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
         except BaseException as error:
-            event["raised"] = f"{type(error).__name__}: {error}"[:500]
+            event["raised"] = f"{_public_class(error).__name__}: {error}"[:500]
             self._write(event, {})
             raise
         finally:
@@ -199,7 +187,7 @@ class _Recorder:
 class _Recorded:
     """A mapped function whose calls are recorded; it has the attributes of that function."""
 
-    def __init__(self, recorder: _Recorder, fun: Any, inner: Any, path: str, line: int):
+    def __init__(self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int):
         self.__dict__.update(recorder=recorder, fun=fun, path=path, line=line)
         self.__dict__["name"] = getattr(inner, "__name__", type(inner).__name__)
         functools.update_wrapper(self, fun, updated=())
@@ -212,6 +200,16 @@ class _Recorded:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+
+def _public_class(error: BaseException) -> type:
+    """Return the class of an error, or for a private one of jax, its first public base.
+
+    The private ones differ between pmap and jit: jit has its own ValueError for sizes that the
+    number of devices does not divide.
+    """
+    classes = type(error).__mro__
+    return next(cls for cls in classes if not cls.__module__.startswith("jax._src"))
 
 
 def _describe(

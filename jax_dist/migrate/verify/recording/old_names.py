@@ -43,7 +43,7 @@ def install(
             if loaded is not None and loaded is not jax:  # while jax was imported
                 _put_back(loaded, entries)
             elif loaded is None and not _exists(name):
-                sys.modules[name] = gone = _Gone(name, entries)
+                sys.modules[name] = gone = _gone_module(name, entries)
                 above, _, last = name.rpartition(".")  # as an import would bind it
                 if above in sys.modules and _get(sys.modules[above], last) is _MISSING:
                     setattr(sys.modules[above], last, gone)
@@ -51,20 +51,18 @@ def install(
     at_import("jax", of_jax)
 
 
-class _Gone(ModuleType):
-    """A module that jax no longer has, with the names that others took over."""
+def _gone_module(name: str, entries: Mapping[str, str]) -> ModuleType:
+    """Return a module that jax no longer has, with the names that others took over."""
 
-    def __init__(self, name: str, entries: Mapping[str, str]):
-        super().__init__(name)
-        self.__path__ = []
-        self._entries = entries
-
-    def __getattr__(self, name: str) -> Any:
-        new = self.__dict__.get("_entries", {}).get(name)
-        value = _MISSING if new is None else _resolve(new)
+    def get(attribute: str) -> Any:
+        value = _resolve(entries[attribute]) if attribute in entries else _MISSING
         if value is _MISSING:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         return value
+
+    module = ModuleType(name)
+    vars(module).update(__path__=[], __getattr__=get)
+    return module
 
 
 def _put_back(module: ModuleType, entries: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 import builtins
 import importlib.abc
-import importlib.machinery
+import importlib.util
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ def start(
     if library:
         at_import("jax", lambda jax: _use_library(jax, library))
     if records:
-        calls.install(at_import, records, tree, written or {}, replayed)
+        calls.Recorder(records, tree, written or {}, replayed).install(at_import)
     if ran:
         builtins.__ran__ = _Marker(ran)  # type: ignore[attr-defined] # of marked texts
     if explain:
@@ -101,47 +101,26 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._active: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return a spec whose loader calls the hooks; None for modules without hooks.
+        """Return the spec of a module, whose loader then calls its hooks; None if it has none.
 
         Hooks of the vendored module are by its last name, as it lies in any package.
         """
         last = name.rpartition(".")[2]
-        hooks = self._hooks.get(last if last in calls.VENDORED else name)
+        hooks = self._hooks.get(last if last == calls.VENDORED else name)
         if hooks is None or name in self._active:  # active: this very search goes on
             return None
         self._active.add(name)
         try:
-            for finder in sys.meta_path:
-                if finder is not self:
-                    spec = finder.find_spec(name, path, target)
-                    if spec is not None:
-                        break
-            else:
-                return None
+            spec = importlib.util.find_spec(name)
         finally:
             self._active.discard(name)
-        if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, hooks)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                for hook in hooks:
+                    hook(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign] # of this spec only
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does, and then calls the hooks."""
-
-    def __init__(self, loader: Any, hooks: Sequence[Callable[[ModuleType], None]]):
-        self._loader, self._hooks_after = loader, hooks
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        for hook in self._hooks_after:
-            hook(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
