@@ -214,14 +214,15 @@ def _inline_calls(jaxpr: Any) -> ClosedJaxpr:
         return closed
     builder = Builder(closed, is_program=True)
     for eqn in closed.jaxpr.eqns:
+        operands = builder.read_all(eqn.invars)
         if is_call(eqn):
             (called,) = interpreter.bodies(eqn)
-            results = builder.add(called, [*map(builder.read, eqn.invars)])
+            results = builder.add(called, operands)
             builder.env.update(zip(eqn.outvars, results, strict=True))
         else:
-            builder.copy(eqn)
+            builder.copy(eqn, operands)
     # A call may have been in a call.
-    return _inline_calls(builder.finish([*map(builder.read, closed.jaxpr.outvars)]))
+    return _inline_calls(builder.finish(builder.read_all(closed.jaxpr.outvars)))
 
 
 def _turn_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, TurnSum]]:
