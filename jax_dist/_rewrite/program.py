@@ -148,7 +148,15 @@ class RewrittenProgram:
             return self._stage(call, args, kwargs), None, False
         for mesh in call.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
-        return self._run(asking, call, args, kwargs)
+        try:
+            return self._run(asking, call, args, kwargs)
+        except ValueError:
+            mesh = self.options.mesh
+            moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
+            if moved is None:
+                raise
+        results, _, _ = self._run(asking, self._find(*moved), *moved)
+        return results, None, False
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""

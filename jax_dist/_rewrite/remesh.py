@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -162,6 +163,43 @@ def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
     (target,) = (axis for axis, name in names_inside.items() if name == site.axis)
     names = [names_inside.get(axis, f"other_{axis}") for axis in mesh.axis_names]
     return target, _compat.auto_mesh(mesh.devices, names)
+
+
+# --- arguments on some devices only, put on all of the mesh
+
+
+def put_on(
+    mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Put every array on all devices of the mesh, sharded as it was where that fits.
+
+    jit takes no arrays on different sets of devices. What a pmap outside of the rewriting made is
+    on the devices of that pmap; pmaps inside are moved to the mesh.
+
+    Returns:
+      The arguments; None if no array is elsewhere.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    devices, is_moved = set(mesh.devices.flat), False
+    for place, leaf in enumerate(leaves):
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        if is_array and leaf.committed and leaf.sharding.device_set != devices:
+            is_moved = True
+            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
+    return jax.tree.unflatten(tree, leaves) if is_moved else None
+
+
+def _spec_on(mesh: Mesh, sharding: Any) -> P:
+    """Return a spec with an axis of the same size for each sharded dimension, if there is one."""
+    if not isinstance(sharding, NamedSharding):
+        return P()
+    free, parts = dict(mesh.shape), []
+    for part in sharding.spec:
+        size = sharding.mesh.shape[part] if isinstance(part, str) else None
+        axis = next((name for name in free if free[name] == size), None)
+        free.pop(axis, None)
+        parts.append(axis)
+    return P(*parts)
 
 
 # --- `jax.pmap` in a traced function, with several processes: over the devices of all of them

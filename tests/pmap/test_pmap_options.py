@@ -59,7 +59,7 @@ def test_the_warning_comes_once_and_points_at_the_call():
 
 
 def test_each_policy():
-    with pytest.warns(CapturedArrayWarning, match="captures='warn' says so"):
+    with pytest.warns(CapturedArrayWarning, match="captures='warn' is set"):
         jax_dist.pmap(_looking_up(), "i", captures="warn")(_X)
     with pytest.raises(ArgumentError, match="_TABLE"):
         jax_dist.pmap(_looking_up(), "i", captures="error")(_X)

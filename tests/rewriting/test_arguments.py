@@ -1,10 +1,11 @@
-"""Wrong options are named with a remedy; other errors are those of JAX."""
+"""Wrong options are named with a remedy; arguments on other devices are put on the mesh."""
 
 import re
 
 import jax
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -56,6 +57,29 @@ def test_the_text_of_a_rewritten_function_names_it():
     assert re.match(
         r"<jax_dist.rewrite of _double at .*test_arguments.py:\d+", repr(rewrite(_double))
     )
+
+
+# ---- arguments on other devices than those of the mesh
+
+
+def _elsewhere():
+    three = Mesh(np.array(jax.devices()[:3]), ("three",))
+    return {
+        "from a pmap outside": jax.pmap(lambda x: x * 1)(_X),
+        "on one device": jax.device_put(_X, jax.devices()[5]),
+        "over another axis": jax.device_put(_X, NamedSharding(three, P(None, "three"))),
+    }
+
+
+@pytest.mark.parametrize("name", _elsewhere())
+def test_arguments_elsewhere_are_put_on_the_mesh(name):
+    mapped = jax.pmap(lambda x: x + lax.psum(x, "i"), "i")
+
+    result = rewrite(lambda x: mapped(x), mesh=_MESH)(_elsewhere()[name])
+
+    np.testing.assert_allclose(result, _X + _X.sum(0))
+    assert result.sharding.spec == P("data")
+    assert result.sharding.device_set == set(jax.devices())
 
 
 def test_other_errors_are_passed_on():

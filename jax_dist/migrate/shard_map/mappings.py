@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -144,7 +144,7 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle)]
+            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
         case ast.FunctionDef() | ast.Expr():  # a decorator, whose function is followed already
             return []
         case ast.Return():
@@ -155,6 +155,21 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _of_parameter(module, handle, call)
     return None
+
+
+def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield `trainer.update`, where the class of `trainer` sets `self.update` in an assignment."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    for target in targets:
+        owner = module.class_of(target)
+        if owner is None or not isinstance(target, ast.Attribute):
+            continue
+        for read in module.nodes(ast.Attribute):
+            if read.attr != target.attr or not isinstance(read.ctx, ast.Load):
+                continue
+            base = module.value(read.value) if isinstance(read.value, ast.Name) else None
+            if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
+                yield read
 
 
 def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:
