@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from jax_dist._usage import MisuseError
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify.recording.calls import VENDORED
@@ -40,11 +41,20 @@ def home_of(module: Module) -> Home:
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
-    """Yield the copies that files need and that do not exist."""
+    """Yield the copies that files need and that do not exist.
+
+    Raises:
+      MisuseError: the user has another file in the place of one.
+    """
     text = Path(__file__).with_name("_mapped.py").read_bytes()  # always the same
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
             yield FileMigration(os.path.relpath(path), b"", text, is_new=True)
+        elif path and b"def mapped(" not in Path(path).read_bytes():
+            raise MisuseError(
+                f"{os.path.relpath(path)} is a file of the project, and the vendored module needs "
+                "that name. Rename it, or use --to jax_dist."
+            )
 
 
 def _package_by_files(folder: str) -> str:
