@@ -24,9 +24,9 @@ _WHY_SUMMED = (
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices, and nobody divides again.
+    """Return a finding for each gradient that JAX sums over devices, and nothing divides after it.
 
-    None in a shard_map whose user reduces the loss: its gradient has to be summed.
+    A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
     """
     findings = []
     for region in interpreter.equations(jaxpr):

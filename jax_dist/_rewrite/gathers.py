@@ -194,8 +194,12 @@ class _Walk:
                 body.copy(self._change_bodies(eqn, body) if has_gather else eqn, values)
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
-        """Return an equation with each of its bodies changed."""
-        region, numbers = body.region, itertools.count()
+        """Return a loop, branch or shard_map without the gathers in its bodies that give way.
+
+        `body` is the one that it stands in. Along which axes the inputs of its bodies are the same
+        is analyzed for all of them at once, when a rule in one of them first asks.
+        """
+        region, numbers = body.region, itertools.count()  # numbers: of its bodies, in order
         inputs = functools.cache(
             lambda: self._invariance.of_body_inputs(
                 eqn, body.same_of(eqn.invars, body.facts), body.region.scope

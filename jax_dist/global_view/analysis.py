@@ -38,7 +38,7 @@ class AxisAnalysis:
         return {var: self.name in same for var, same in facts.items()}
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
-        """Return for each body of a loop or branch which inputs are uniform in all turns."""
+        """Return for each body of a loop or branch which inputs are uniform in all iterations."""
         inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
@@ -160,7 +160,7 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
     results = list(wanted)
     if _compat.name_of(eqn) == "scan":
         _, carried = counts_of_scan(eqn)
-        for n in range(carried, len(results)):  # without the dimension of the turns
+        for n in range(carried, len(results)):  # without the dimension of the iterations
             spec = results[n]
             results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
     return [list(results) for _ in interpreter.bodies(eqn)]
@@ -178,10 +178,14 @@ def operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
-    """Return the spec of each operand that is wanted sharded by any body that reads it."""
+    """Return how each operand of a loop or branch is wanted sharded by a body that reads it.
+
+    Those from number `first_scanned` on are what a scan goes over: an iteration reads a slice of
+    them, without the first dimension. `wanted` has the specs of the results.
+    """
     specs: list[Any] = [None] * len(eqn.invars)
     is_scan = _compat.name_of(eqn) == "scan"
-    scanned = sum(counts_of_scan(eqn)) if is_scan else len(eqn.invars)
+    first_scanned = sum(counts_of_scan(eqn)) if is_scan else len(eqn.invars)
     results, places = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
     for jaxpr, of_body, operands in zip(interpreter.bodies(eqn), results, places, strict=True):
         body = interpreter.open_jaxpr(jaxpr)
@@ -189,7 +193,7 @@ def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
         for var, place in zip(body.invars, operands, strict=True):
             spec = inside.get(var)
             if specs[place] is None and spec is not None:
-                specs[place] = spec if place < scanned else P(None, *spec)
+                specs[place] = spec if place < first_scanned else P(None, *spec)
     return specs
 
 

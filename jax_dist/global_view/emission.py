@@ -126,7 +126,7 @@ class Emitter:
     def _run_entered(self, facts: ValueFacts, step: EnteredEquation, values: Values) -> Values:
         """Return the results of a loop or branch for operands, each uniform or `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
-        # What no turn of a loop wants sharded is gathered once, before it.
+        # What no iteration of a loop wants sharded is gathered once, before it.
         for place in interpreter.fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
             if step.ins[place] and step.in_specs[place] is None:
                 values[place] = self.gather(values[place], facts.spec_of(eqn.invars[place]))
@@ -145,8 +145,8 @@ class Emitter:
         start = self._constrain_all(values[first:last], step.out_specs[:carried])
         pairs = zip(values[last:], plan.ins[last:], strict=True)
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
-        run_turn = lambda args: self._run_body(step, plan, *args)
-        outs = _scan_with(step.eqn, [*values[:first], *start, *xs], run_turn)
+        run_iteration = lambda args: self._run_body(step, plan, *args)
+        outs = _scan_with(step.eqn, [*values[:first], *start, *xs], run_iteration)
         pairs = zip(outs[carried:], step.outs[carried:], strict=True)
         ys = [y if is_uniform else jnp.moveaxis(y, 0, 1) for y, is_uniform in pairs]
         return [*outs[:carried], *ys]
@@ -190,8 +190,8 @@ class _RegionBody:
         for eqn in self.region.body.eqns:
             if not self.region.scatters.keys().isdisjoint(eqn.outvars):
                 handlers[id(eqn)] = self._run_psum
-        for turn_sum in self.region.turn_sums.values():
-            handlers.update((id(eqn), _forward) for eqn in turn_sum.between)
+        for iteration_sum in self.region.iteration_sums.values():
+            handlers.update((id(eqn), _forward) for eqn in iteration_sum.between)
         return self._evaluate(self.region.body, args, handlers)
 
     def _evaluate(self, jaxpr: Any, values: Values, handlers: _Handlers) -> Values:
@@ -208,24 +208,28 @@ class _RegionBody:
 
     def _run_psum(self, eqn: JaxprEqn, values: Values) -> Values:
         """Run a psum of which a result is scattered, unless a scan has taken its sum already."""
-        in_turns = {turn_sum.total for turn_sum in self.region.turn_sums.values()}
+        in_iterations = {inside.total for inside in self.region.iteration_sums.values()}
         return [
-            value if var in in_turns else self.axes.sum(value, self.region.scatters.get(var))
+            value if var in in_iterations else self.axes.sum(value, self.region.scatters.get(var))
             for var, value in zip(eqn.outvars, values, strict=True)
         ]
 
-    def _sum_of_turn(self, result: Var, value: Any) -> Any:
-        """Return what a turn gives for a result of a scan: its sum, if the turns take it."""
-        turn_sum = self.region.turn_sums.get(result)
-        if turn_sum is None:
+    def _sum_of_iteration(self, result: Var, value: Any) -> Any:
+        """Return what one iteration of a scan stacks for `result`, if its body computes `value`.
+
+        That is the value; or its sum over devices, if a psum after the scan is taken inside (see
+        `IterationSum`). The equations from the scan to the psum are then applied here, too.
+        """
+        iteration_sum = self.region.iteration_sums.get(result)
+        if iteration_sum is None:
             return value
-        for eqn in turn_sum.between:
-            operands = _read(eqn.invars, dict.fromkeys(variables(eqn.invars), value))
-            (value,) = self._bind(eqn, operands)
-        return self.axes.sum(value, self.region.scatters[turn_sum.total].of_turn)
+        for eqn in iteration_sum.between:
+            (operand,) = variables(eqn.invars)  # its others are literals
+            (value,) = self._bind(eqn, _read(eqn.invars, {operand: value}))
+        return self.axes.sum(value, self.region.scatters[iteration_sum.total].of_iteration)
 
     def _gathering(self, body: Jaxpr, shards: _Shards) -> _Handlers:
-        """Return handlers for what reads shards, and for scans that sum in their turns."""
+        """Return handlers for what reads shards, and for scans that sum in their iterations."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
             read = {
@@ -233,16 +237,16 @@ class _RegionBody:
                 for n, atom in enumerate(eqn.invars)
                 if isinstance(atom, Var) and atom in shards
             }
-            if read or not self.region.turn_sums.keys().isdisjoint(eqn.outvars):
+            if read or not self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
                 handlers[id(eqn)] = functools.partial(self._run_gathering, read)
         return handlers
 
     def _run_gathering(self, read: _Operands, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation that reads shards, or a scan of which each turn sums its own results."""
+        """Run an equation that reads shards, or a scan that sums in each iteration."""
         inside = _shards_inside(eqn, read)
         gathered = {n: shard for n, shard in read.items() if n not in inside}
         whole = self._gather_operands(eqn, values, gathered) if gathered else values
-        if not inside and self.region.turn_sums.keys().isdisjoint(eqn.outvars):
+        if not inside and self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
             return self._bind(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
@@ -252,10 +256,10 @@ class _RegionBody:
             is_checkpoint = record_of(eqn).call == "checkpoint"
             whole = lax.optimization_barrier(whole) if is_checkpoint else whole
             return self._evaluate(jaxpr, whole, handlers)
-        run_turn = lambda args: list(
-            map(self._sum_of_turn, eqn.outvars, self._evaluate(jaxpr, args, handlers))
+        run_iteration = lambda args: list(
+            map(self._sum_of_iteration, eqn.outvars, self._evaluate(jaxpr, args, handlers))
         )
-        return _scan_with(eqn, whole, run_turn)
+        return _scan_with(eqn, whole, run_iteration)
 
     def _gather_operands(self, eqn: JaxprEqn, values: Values, gathered: _Operands) -> Values:
         """Gather sharded operands, but only after the other operands are computed."""
@@ -283,28 +287,28 @@ def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, Shard]:
     """Return the operands that the body of an equation takes as shards.
 
     Those of a call; and of a scan what it goes over, unless along the dimension that is sharded.
-    What all its turns read is gathered once, before it.
+    What all its iterations read is gathered once, before it.
     """
     if record_of(eqn).call in ("inline", "checkpoint"):
         shards = dict(read)
     elif _compat.name_of(eqn) == "scan":
         first = sum(counts_of_scan(eqn))
-        shards = {n: shard.of_turn for n, shard in read.items() if n >= first and shard.dim}
+        shards = {n: shard.of_iteration for n, shard in read.items() if n >= first and shard.dim}
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
     return {n: shard for n, shard in shards.items() if body.invars[n] not in body.outvars}
 
 
-def _scan_with(eqn: JaxprEqn, values: Values, run_turn: Callable[[Values], Values]) -> Values:
-    """Run a scan with the function `run_turn` instead of its jaxpr."""
+def _scan_with(eqn: JaxprEqn, values: Values, run_iteration: Callable[[Values], Values]) -> Values:
+    """Run a scan with the function `run_iteration` instead of its jaxpr."""
     first, carried = counts_of_scan(eqn)
 
-    def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
-        outs = run_turn([*values[:first], *carry, *xs])
+    def iteration(carry: Values, xs: Values) -> tuple[Values, Values]:
+        outs = run_iteration([*values[:first], *carry, *xs])
         return outs[:carried], outs[carried:]
 
     params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
     start, xs = values[first : first + carried], values[first + carried :]
-    carry, ys = lax.scan(turn, start, xs, **params)
+    carry, ys = lax.scan(iteration, start, xs, **params)
     return [*carry, *ys]

@@ -35,8 +35,8 @@ class Shard:
     spec: P
 
     @property
-    def of_turn(self) -> "Shard":
-        """The shard that a scan over the first dimension has in each turn."""
+    def of_iteration(self) -> "Shard":
+        """The shard that a scan over the first dimension has in each iteration."""
         return Shard(self.dim - 1, P(*self.spec[1:]))
 
 

@@ -34,10 +34,10 @@ from jax_dist.global_view.placement import Setting
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TurnSum:
+class IterationSum:
     """A scattered psum of what a scan stacks, such as the gradients of its layers.
 
-    Each turn of the scan sums its own part, so that no device has the gradients of all layers.
+    Each iteration of the scan sums its own part, so that no device has the gradients of all layers.
     """
 
     total: Var  # the result of the psum
@@ -50,7 +50,7 @@ class Region:
 
     body: Jaxpr
     scatters: Mapping[Var, Shard]  # results of a psum that are wanted sharded
-    turn_sums: Mapping[Var, TurnSum]  # of these, the ones taken in a scan, by its result
+    iteration_sums: Mapping[Var, IterationSum]  # of these, the ones taken in a scan, by its result
     shards: Mapping[Var, Shard]  # of the inputs, what is gathered in the region
 
 
@@ -197,8 +197,8 @@ class Planner:
         # A sum that is scattered takes its operands whole.
         whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
         gathered = [var for var in inputs if self.setting.regathers and var not in whole]
-        turn_sums = dict(_turn_sums(body, scatters))
-        return Region(body, scatters, turn_sums, self._shards(gathered, facts))
+        iteration_sums = dict(_iteration_sums(body, scatters))
+        return Region(body, scatters, iteration_sums, self._shards(gathered, facts))
 
     def _shards(self, candidates: Iterable[Var], facts: ValueFacts) -> dict[Var, Shard]:
         """Return the shards of the values that are wanted sharded over the mapped axis alone."""
@@ -225,8 +225,14 @@ def _inline_calls(jaxpr: Any) -> ClosedJaxpr:
     return _inline_calls(builder.finish(builder.read_all(closed.jaxpr.outvars)))
 
 
-def _turn_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, TurnSum]]:
-    """Yield the stacked results of scans that only a scattered psum reads."""
+def _iteration_sums(
+    body: Jaxpr, scatters: Mapping[Var, Shard]
+) -> Iterator[tuple[Var, IterationSum]]:
+    """Yield the stacked results of scans whose psum can be taken in each iteration instead.
+
+    Nothing else reads such a result: one chain of elementwise equations leads to a psum that is
+    scattered over another dimension than that of the iterations. `scatters` has these psums.
+    """
     readers: dict[Var, list[JaxprEqn]] = {}
     for eqn in body.eqns:
         for var in variables(eqn.invars):
@@ -238,8 +244,10 @@ def _turn_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var
             (eqn,) = readers[var]
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
-                if total in scatters and scatters[total].dim:  # dimension 0 is that of the turns
-                    yield result, TurnSum(total, tuple(between))
+                if (
+                    total in scatters and scatters[total].dim
+                ):  # dimension 0 is that of the iterations
+                    yield result, IterationSum(total, tuple(between))
                 break
             if not record_of(eqn).elementwise or len(variables(eqn.invars)) > 1:
                 break

@@ -67,7 +67,7 @@ def global_view(
         sums over shards, as in the norm of all gradients, be taken in another order. "reduce" takes
         each sum in pmap's order; devices along model axes then compute the same.
       regather: gather shards each time that they are read: in the forward and again in the backward
-        pass, and in each turn of a scan over layers. It takes less memory, and sends more.
+        pass, and in each iteration of a scan over layers. It takes less memory, and sends more.
       captures: as for pmap, for arrays that `fun` captures: "lift", "warn", "error" or "allow".
 
     Returns:

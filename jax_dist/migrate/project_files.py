@@ -42,15 +42,22 @@ class ProjectFiles:
     def _definer(
         self, module: Module, names: Sequence[str], bindings: Sequence[Binding]
     ) -> str | None:
-        """Return the file that binds `a.b`, given as names; `bindings` are those of `a` here."""
+        """Return the other file that binds the dotted name `names`, or None.
+
+        `bindings` are those of its first part in `module`. If that is imported from a file which
+        only imports it in its turn, the search goes on from there.
+        """
         if not bindings or bindings[0].kind != "import":
             return None
         folder = os.path.dirname(os.path.abspath(module.source.path))
         parts = [*module.absolute(bindings[0].target).split("."), *names[1:]]
         for length in range(len(parts) - 1, 0, -1):  # the longest part that is a module
             path = self.project.file(".".join(parts[:length]), folder)
-            if path is not None:
-                other, names = self.project.opened(path), parts[length:]
-                bindings = other.scopes.module.bindings.get(names[0], ()) if other else ()
-                return (self._definer(other, names, bindings) if other else None) or path
+            if path is None:
+                continue
+            other, names_there = self.project.opened(path), parts[length:]
+            if other is None:
+                return path
+            bindings_there = other.scopes.module.bindings.get(names_there[0], ())
+            return self._definer(other, names_there, bindings_there) or path
         return None

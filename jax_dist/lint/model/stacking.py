@@ -109,7 +109,11 @@ def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr 
 
 
 def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
-    """Return what `tree_map(function, tree)` does to `tree`: what `function` does to each leaf."""
+    """Return how `tree_map(function, tree)` changes the leading dimension of each leaf, or None.
+
+    The function is one that does so by itself, as Flax's `replicate`, or one of this file whose
+    result changes its one parameter.
+    """
     if len(call.args) != 2:
         return None
     function, tree = call.args

@@ -153,16 +153,22 @@ def _import_fixes(
     old: Mapping[ast.alias, Rename],
     adapt: Adapt | None,
 ) -> dict[ast.alias, Fix]:
-    """Return the one fix for all old names of an import that can move, by each of them."""
+    """Return the fix that imports new names in place of the `old` ones of a `from` import.
+
+    It is one fix, by each of the names that it replaces. A name stays if there is no new one, or if
+    the new one cannot be used wherever the file reads the name.
+    """
     new_names: dict[ast.alias, str] = {}
     more_edits: list[Edit] = []
     for alias, entry in old.items():
         reads = module.reads(module.scope(statement), alias.asname or alias.name)
         changes = [adapt(module, entry, read) if adapt else () for read in reads]
-        if not entry.new or None in changes or (adapt and not reads):
-            continue  # other files may import the name from here, and use it as before
+        is_read_elsewhere = adapt is not None and not reads  # by files that import it from here
+        if not entry.new or None in changes or is_read_elsewhere:
+            continue
         if any(_is_wider(module, entry, read) for read in reads):
             continue
+        # Of an entry for a whole module, the rest of the name stays as it is.
         below_entry = f"{statement.module}.{alias.name}"[len(entry.old) :]
         new_names[alias] = entry.imported + below_entry
         more_edits += [edit for edits in changes for edit in edits or ()]

@@ -72,6 +72,7 @@ class Recorder:
 
         @functools.wraps(plain)
         def jit(*args: Any, **kwargs: Any) -> Any:
+            """Return what jax.jit returns, recorded where a line of the migration calls it."""
             result = plain(*args, **kwargs)
             place = self._place()
             if place is None or not args:
@@ -81,7 +82,7 @@ class Recorder:
                 return result
             recorded = _Recorded(self, result, args[0], *place)
             if "in_shardings" in kwargs:
-                recorded.__dict__["step"] = args[0], kwargs
+                recorded.__dict__["step"] = args[0], kwargs  # what `replays` runs once more
             return recorded
 
         jax.jit = jit
