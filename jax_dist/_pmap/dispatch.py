@@ -40,9 +40,12 @@ from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
 _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
 
+# `_direct` leaves the body that it traced here for `_signature`, which gets only a jaxpr from jit.
+_last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)
 
-class _Place(NamedTuple):
-    """The layout of a program, and where it is called; a part of the key of its jit object."""
+
+class _TraceContext(NamedTuple):
+    """The layout of a program, and how it is traced; a part of the key of its jit object."""
 
     layout: Layout
     staged: bool  # whether the call is part of an outer trace
@@ -123,18 +126,18 @@ class Dispatcher:
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        place, signature = self._find(call)
-        types = self._describe(call, place)
+        context, signature = self._find(call)
+        types = self._describe(call, context)
         args, kwargs = call.rebuild(types)
-        placed = self._place_captures(signature, place.layout)
-        lowered = self._program(place, signature).lower(*placed.prepend(args), **kwargs)
+        placed = self._place_captures(signature, context.layout)
+        lowered = self._program(context, signature).lower(*placed.prepend(args), **kwargs)
         _compat.describe_arguments(lowered, types)
         return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
-        place, signature = self._find(self._bind(args, kwargs), staged=True)
-        return self._program(place, signature).trace(*args, **kwargs)
+        context, signature = self._find(self._bind(args, kwargs), staged=True)
+        return self._program(context, signature).trace(*args, **kwargs)
 
     def _call_anew(
         self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -172,29 +175,29 @@ class Dispatcher:
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
             return self._processes.call(*args, **kwargs), None, False
-        place, signature = self._find(call)
-        leaves, misplaced = self._place(call, place.layout)
+        context, signature = self._find(call)
+        leaves, misplaced = self._place(call, context.layout)
         args, kwargs = call.rebuild(leaves)
         if misplaced:
             return self._fronts.call(*args, **kwargs), None, False
         self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
-            self._processes.agree(call, signature, place.layout)
-        placed = self._place_captures(signature, place.layout)
-        program = self._program(place, signature)
+            self._processes.agree(call, signature, context.layout)
+        placed = self._place_captures(signature, context.layout)
+        program = self._program(context, signature)
         results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
-        is_new = self._fronts.use(placed, is_full=programs.can_be_full(place.layout.mesh))
+        is_new = self._fronts.use(placed, is_full=programs.can_be_full(context.layout.mesh))
         if is_new and not self._is_local_view:
             self._serve_by(self._fronts.call)
         return results, memory if placed is asking else None, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program in an outer trace; captured arrays become constants of that trace."""
-        place, signature = self._find(call, staged=True)
+        context, signature = self._find(call, staged=True)
         if not captures.is_lifted_outside():
             self._watch.warn_of(signature.lifted.captures, lifted=False)
         try:
-            return self._program(place, signature)(*args, **kwargs)
+            return self._program(context, signature)(*args, **kwargs)
         except ValueError as error:
             if self._processes is None or "incompatible devices" not in str(error):
                 raise
@@ -204,46 +207,46 @@ class Dispatcher:
                 "jax_dist.shard."
             ) from None
 
-    def _find(self, call: Call, *, staged: bool = False) -> tuple[_Place, Signature]:
+    def _find(self, call: Call, *, staged: bool = False) -> tuple[_TraceContext, Signature]:
         """Return where a call runs, and its program; `staged` in an outer trace."""
         whole = not (staged and self._is_local_view)
         lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
-        place = _Place(lay_out(), staged)
-        signature = self._signature(place, call)
-        if signature.inner != place.layout.inner:  # trace again, with mesh axes for pmaps inside
-            place = place._replace(layout=lay_out(signature.inner))
-            signature = self._signature(place, call)
-        devices, used = self.options.devices, place.layout.mesh.size
+        context = _TraceContext(lay_out(), staged)
+        signature = self._signature(context, call)
+        if signature.inner != context.layout.inner:  # trace again, with mesh axes for pmaps inside
+            context = context._replace(layout=lay_out(signature.inner))
+            signature = self._signature(context, call)
+        devices, used = self.options.devices, context.layout.mesh.size
         if devices is not None and used != len(devices):
             raise DeviceCountError(
                 f"pmap of '{call.fun_name}' got {len(devices)} devices for an axis of size {used}; "
                 "with devices=, each of them runs one slice."
             )
-        return place, signature
+        return context, signature
 
-    def _describe(self, call: Call, place: _Place) -> list[Any]:
+    def _describe(self, call: Call, context: _TraceContext) -> list[Any]:
         """Return the types of the leaves when placed on the mesh; in an outer trace, the leaves."""
-        if place.staged:
+        if context.staged:
             return call.leaves
         pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
-        sharding = place.layout.sharding
+        sharding = context.layout.sharding
         return [type_of(kind, sharding=sharding(axis, len(kind.shape))) for kind, axis in pairs]
 
-    def _signature(self, place: _Place, call: Call) -> Signature:
+    def _signature(self, context: _TraceContext, call: Call) -> Signature:
         """Return the signature of a call. JAX caches the trace, so the jaxpr is a key for it."""
-        args, kwargs = call.rebuild(self._describe(call, place))
+        args, kwargs = call.rebuild(self._describe(call, context))
         with captures.tracing(self.options.captures):
-            jaxpr = self._direct(place).trace(*args, **kwargs).jaxpr
+            jaxpr = self._direct(context).trace(*args, **kwargs).jaxpr
         signature = self._signatures.get(jaxpr)
         if signature is None:
             body = _last_body.get()
             assert body is not None
-            signature = self._signatures[jaxpr] = self._analyze(place, call, jaxpr, body)
+            signature = self._signatures[jaxpr] = self._analyze(context, call, jaxpr, body)
         _last_body.set(None)
         return signature
 
     def _analyze(
-        self, place: _Place, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
+        self, context: _TraceContext, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
     ) -> Signature:
         """Make the signature of a traced program, and rewrite its captures and gathers."""
         options = self.options
@@ -252,7 +255,7 @@ class Dispatcher:
         program = None
         if not lifted.captures:
             lifted = _NOTHING_LIFTED  # else it would hold the jaxpr, a weak key of _signatures
-        elif not place.staged:
+        elif not context.staged:
             program = lifted.jaxpr
         if options.gathers != "keep":
             plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
@@ -260,41 +263,43 @@ class Dispatcher:
         moves = () if self._processes is None else tuple(collectives(jaxpr))
         return Signature(tuple(body.frame.wanted), body.out_tree, lifted, program, moves)
 
-    def _direct(self, place: _Place) -> Any:
+    def _direct(self, context: _TraceContext) -> Any:
         """Return the jit object of the program as it is traced from the user's function."""
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args, kwargs)
-            as_view = place.staged and self._is_local_view
-            results, body = emission.emit(self.options, call, place.layout, as_view=as_view)
+            as_view = context.staged and self._is_local_view
+            results, body = emission.emit(self.options, call, context.layout, as_view=as_view)
             body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # free its tracers
             _last_body.set(body)
             return results
 
-        return self._jit(traced, place)
+        return self._jit(traced, context)
 
-    def _program(self, place: _Place, signature: Signature) -> Any:
+    def _program(self, context: _TraceContext, signature: Signature) -> Any:
         """Return the jit object of the program; captured arrays, if any, are its first argument."""
         if signature.program is None:
-            return self._direct(place)
-        offset = 1 if signature.lifted.captures and not place.staged else 0
+            return self._direct(context)
+        offset = 1 if signature.lifted.captures and not context.staged else 0
 
         def rewritten(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[offset:], kwargs)
-            signature = self._signature(place, call)
+            signature = self._signature(context, call)
             assert signature.program is not None
             captured = flat_args[0] if offset else ()
             flat = interpreter.evaluate(signature.program, [*captured, *call.leaves])
             return jax.tree.unflatten(signature.out_tree, flat)
 
-        return self._jit(rewritten, place, offset)
+        return self._jit(rewritten, context, offset)
 
-    def _jit(self, function: Callable[..., Any], place: _Place, offset: int | None = None) -> Any:
-        """Return `function` under jit, cached by its place and `offset`.
+    def _jit(
+        self, function: Callable[..., Any], context: _TraceContext, offset: int | None = None
+    ) -> Any:
+        """Return `function` under jit, cached by its context and `offset`.
 
         `offset` is the number of arguments before the user's; None for the program of `_direct`.
         """
-        key, first = (place, offset), offset or 0
+        key, first = (context, offset), offset or 0
         if key not in self._jits:
             # No functools.wraps: jit would read the user's signature.
             function.__name__ = function.__qualname__ = self.options.fun_name
@@ -303,23 +308,23 @@ class Dispatcher:
                 static_argnums=tuple(first + number for number in self.options.static),
                 donate_argnums=tuple(first + number for number in self.options.donated),
                 donate_argnames=self.options.donated_names or None,
-                **self._out_shardings(place),
+                **self._out_shardings(context),
             )
         return self._jits[key]
 
-    def _out_shardings(self, place: _Place) -> dict[str, Any]:
+    def _out_shardings(self, context: _TraceContext) -> dict[str, Any]:
         """Return the option `out_shardings` for jit, or {} to let XLA choose.
 
         XLA would replicate a result of size zero, and say nothing of donated arguments. With pmaps
         inside it chooses, so that their results stay sharded over their axes, too.
         """
-        if place.staged or place.layout.inner:
+        if context.staged or context.layout.inner:
             return {}
 
         def sharding(axis: int | None) -> NamedSharding | None:
             if axis is not None and axis < 0:  # which dimension it is, the trace will show
                 return None
-            return place.layout.sharding(axis, 0 if axis is None else axis + 1)
+            return context.layout.sharding(axis, 0 if axis is None else axis + 1)
 
         shardings = jax.tree.map(sharding, self.options.out_axes, is_leaf=axes.is_none)
         return {"out_shardings": shardings}
@@ -341,8 +346,8 @@ class Dispatcher:
 
     def _place_captures(self, signature: Signature, layout: Layout) -> PlacedCaptures:
         everywhere = NamedSharding(layout.mesh, P())
-        place = lambda value: put_copy(value, everywhere)
-        return self._placements.get(signature.lifted, layout.mesh, place)
+        put = lambda value: put_copy(value, everywhere)
+        return self._placements.get(signature.lifted, layout.mesh, put)
 
     def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call it under `jax.disable_jit`, or to find where a NaN comes from."""
@@ -351,7 +356,3 @@ class Dispatcher:
         if outer is not None:
             return emission.emit_inside(self.options, call, outer)
         return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
-
-
-# The body that `_direct` traced last. It is how `_signature`, which calls trace, gets the body.
-_last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)
