@@ -34,7 +34,7 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     while queue and len(names) < len(arrays) and len(seen) < _FUNCTIONS:
         fun = queue.popleft()
-        for name, variable in _variables(fun):
+        for name, variable in _variables(fun):  # a path is "" where the user has no name for it
             for path, leaf in _leaves(variable, name, _DEPTH):
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
@@ -47,7 +47,11 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
 
 
 def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of what a callable holds; other callables without a name."""
+    """Yield the variables that a callable can reach, as (name, value).
+
+    The name is "" for a callable that is only passed through, such as `__wrapped__`: the search
+    goes on inside it, and names start again there.
+    """
     if isinstance(fun, types.MethodType):
         yield "self", fun.__self__
         yield "", fun.__func__
@@ -78,7 +82,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a pytree, and of the objects in it, with their names."""
+    """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # noqa: BLE001  # of a node that cannot be flattened, as keys without order
