@@ -210,7 +210,7 @@ def explain(
 def _report_of(
     rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Report:
-    """Report what a rewriting, which has traced nothing yet, does on these arguments."""
+    """Compile a function as it is and by `rewriting`, which has traced nothing; report on both."""
     fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, program_before, failure = None, ProgramCost(), ()
