@@ -87,9 +87,9 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
         slices = [host[index].astype(kind.dtype) for index in indices.values()]
         return _compat.put_slices(aval, where, slices, list(indices))
     if is_jax:  # copied where it is, for device_put to other devices may share buffers
-        now = value.sharding if value.committed else None
-        value = jax.device_put(value, now, may_alias=False)
-        if where is None or where == now:
+        current = value.sharding if value.committed else None
+        value = jax.device_put(value, current, may_alias=False)
+        if where is None or where == current:
             return value
     return jax.device_put(value, where)
 

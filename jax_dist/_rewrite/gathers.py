@@ -173,11 +173,11 @@ class _Walk:
         opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
         self._add_equations(opened, inputs, body)
         outvars = body.read_all(opened.outvars)
-        for place, value in enumerate(outvars):
+        for number, value in enumerate(outvars):
             if isinstance(value, Deferred):
                 why = f"the gathered value leaves the {name} whole"
                 _keep_sites(value, why, value.made_by)
-                outvars[place] = opened.outvars[place]
+                outvars[number] = opened.outvars[number]
         return body.finish(outvars)
 
     def _add_equations(

@@ -113,14 +113,14 @@ def _has_keys_of_jax(eqn: JaxprEqn) -> bool:
 
 def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
     """Return for each body of a call, loop or branch the operand number of each of its inputs."""
-    places = list(range(len(eqn.invars)))
+    numbers = list(range(len(eqn.invars)))
     if _compat.name_of(eqn) == "while":
         first = eqn.params["cond_nconsts"]
         second = first + eqn.params["body_nconsts"]
-        consts = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
-        return [consts[name] + places[second:] for name in bodies_of_while(eqn)]
+        consts = {"cond_jaxpr": numbers[:first], "body_jaxpr": numbers[first:second]}
+        return [consts[name] + numbers[second:] for name in bodies_of_while(eqn)]
     first = int(record_of(eqn).kind == "branch")  # operand 0 of a branch is its index
-    return [places[first:] for _ in bodies(eqn)]
+    return [numbers[first:] for _ in bodies(eqn)]
 
 
 def bodies_of_while(eqn: JaxprEqn) -> list[str]:

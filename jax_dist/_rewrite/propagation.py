@@ -156,6 +156,7 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
     calls: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
+        """Collect the meshes and the custom calls of the module."""
         attributes: Any = operation.attributes
         if operation.name == "sdy.mesh":
             name = ir.StringAttr(attributes["sym_name"]).value

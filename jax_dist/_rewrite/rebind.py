@@ -127,6 +127,7 @@ def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
     """Return the values, with literals as Python or NumPy values, whose types name no mesh."""
 
     def plain(literal: Literal) -> Any:
+        """Return a Python scalar if it has the literal's weak type, else a NumPy array."""
         aval: Any = literal.aval
         array = np.asarray(literal.val)
         if aval.weak_type and array.ndim == 0:

@@ -126,6 +126,7 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
         ]
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
+        """Map the body over `pmap_mesh`, the devices of `mesh` with the axis names of the pmap."""
         params = eqn.params
         operands = constrain(values, params["in_specs"])
         with meshes.context_of(pmap_mesh):
@@ -220,6 +221,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         return
 
     def run(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
+        """Emit an intercepted pmap as ours, which takes and gives the slices of this process."""
         devices = pmap.devices
         if devices is None and mesh is not None and len(mesh.axis_names) == 1:
             devices = tuple(mesh.devices.flat)

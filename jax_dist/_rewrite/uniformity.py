@@ -88,7 +88,7 @@ class Invariance:
                     if kind == "loop"
                     else ins
                 )
-                return [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
+                return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             case "region":
                 # Along a new axis, a block is the same if its spec shards nothing over it.
                 new = frozenset(eqn.params["newly_manual_axes"]) - scope
@@ -157,7 +157,7 @@ class Invariance:
         """
         names = bodies_of_while(eqn) or ["jaxpr"]
         while True:
-            inputs = [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
+            inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             pairs = zip(names, inputs, strict=True)
             outs = {name: self.outputs(eqn.params[name], part, scope) for name, part in pairs}
             # Along other axes than these, devices may leave a while loop at different times.

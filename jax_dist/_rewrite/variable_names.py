@@ -33,8 +33,8 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
     queue = collections.deque([fun])
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     while queue and len(names) < len(arrays) and len(seen) < _FUNCTIONS:
-        fun = queue.popleft()
-        for name, variable in _variables(fun):  # a path is "" where the user has no name for it
+        holder = queue.popleft()
+        for name, variable in _variables(holder):  # "" is what users have no name for
             for path, leaf in _leaves(variable, name, _DEPTH):
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
@@ -42,7 +42,7 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
                 is_array = isinstance(leaf, jax.Array | np.ndarray)
                 identity = array_identity(leaf) if path and is_array else None
                 if identity in arrays and identity not in names:
-                    names[identity] = path, definition(fun)
+                    names[identity] = path, definition(holder)
     return names
 
 

@@ -43,17 +43,17 @@ class Emitter:
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """Return a body's results for `args`; both are `[*s]` if uniform, else `[N, *s]`."""
         inputs = [*plan.body.constvars, *plan.body.invars]
-        known: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
+        env: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
         for step in plan.steps:
             if isinstance(step, Region):
-                outs, outvars = self._run_region(plan.facts, step, known), step.body.outvars
+                outs, outvars = self._run_region(plan.facts, step, env), step.body.outvars
             elif isinstance(step, EnteredEquation):
-                operands, outvars = _read(step.eqn.invars, known), step.eqn.outvars
+                operands, outvars = _read(step.eqn.invars, env), step.eqn.outvars
                 outs = self._run_entered(plan.facts, step, operands)
             else:
-                outs, outvars = self._run_global(step, _read(step.invars, known)), step.outvars
-            known.update(zip(outvars, outs, strict=True))
-        return _read(plan.body.outvars, known)
+                outs, outvars = self._run_global(step, _read(step.invars, env)), step.outvars
+            env.update(zip(outvars, outs, strict=True))
+        return _read(plan.body.outvars, env)
 
     def constrain(self, value: Any, spec: P | None) -> Any:
         """Shard a value by a spec; None leaves it as it is."""
@@ -88,13 +88,13 @@ class Emitter:
         # Without this, XLA would shard the bodies of a loop as the readers of its result want it.
         return [self.constrain(out, P()) for out in outs]
 
-    def _run_region(self, facts: ValueFacts, region: Region, known: Mapping[Var, Any]) -> Values:
-        """Return the results of a region in one `shard_map`; `known` has the arrays it reads."""
+    def _run_region(self, facts: ValueFacts, region: Region, env: Mapping[Var, Any]) -> Values:
+        """Return the results of a region in one `shard_map`; `env` has the arrays it reads."""
         body, axes = region.body, self.axes
         values = [
-            self.gather(known[var], facts.spec_of(var))
+            self.gather(env[var], facts.spec_of(var))
             if facts.is_uniform(var) and var not in region.shards
-            else known[var]
+            else env[var]
             for var in body.invars
         ]
 
@@ -188,6 +188,7 @@ class _RegionBody:
     region: Region
 
     def run(self, args: Values) -> Values:
+        """Return the results on this device, `[*s]`, or a shard of those in `region.scatters`."""
         handlers = self._gathering(self.region.body, self.region.shards)
         for eqn in self.region.body.eqns:
             if not self.region.scatters.keys().isdisjoint(eqn.outvars):
@@ -278,8 +279,8 @@ class _RegionBody:
         return values
 
 
-def _read(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
-    return rebind.untied_literals(atoms, interpreter.read_all(atoms, known))
+def _read(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
+    return rebind.untied_literals(atoms, interpreter.read_all(atoms, env))
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:

@@ -28,7 +28,7 @@ from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.placement import Setting, StateType
 from jax_dist.global_view.regions import BodyPlan, Planner
 from jax_dist.global_view.report import GlobalViewReport, Leaf
-from jax_dist.global_view.traced_steps import TracedStep, Varying, places_of, trace_step
+from jax_dist.global_view.traced_steps import TracedStep, Varying, leaf_numbers, trace_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,10 +178,10 @@ class StepProgram:
         for value, (axis, _) in zip(leaves, self.in_layouts, strict=True):
             args.append(value if axis is None else jnp.moveaxis(value, axis, 0))
         outs = self.emitter.run(self.plan, args)
-        for place, (axis, _) in enumerate(self.out_layouts):
+        for number, (axis, _) in enumerate(self.out_layouts):
             if axis is not None:
-                out = self.emitter.stack(outs[place]) if self.plan.outs[place] else outs[place]
-                outs[place] = jnp.moveaxis(out, 0, axis)
+                out = self.emitter.stack(outs[number]) if self.plan.outs[number] else outs[number]
+                outs[number] = jnp.moveaxis(out, 0, axis)
         return outs
 
 
@@ -215,9 +215,9 @@ class Signatures:
         state = [self._type_of_state(number, args[number]) for number in self._setting.state]
         leaf_axes = list(call.axes)
         for kind in state:
-            for place, leaf in zip(places_of(call, kind.argument), kind.leaves, strict=True):
+            for n, leaf in zip(leaf_numbers(call, kind.argument), kind.leaves, strict=True):
                 shape = (self._size, *leaf.shape)
-                types[place], leaf_axes[place] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
+                types[n], leaf_axes[n] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
         key = _key_of(call, types)
         program = self._programs.get(key)
         leaves = program.traced.state_leaves if program else ()
@@ -250,23 +250,24 @@ class Signatures:
         `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, they are
         those of the last state if that fits in either form; else no leaf is stacked.
         """
-        known, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
+        last, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
         types = [type_of(leaf) for _, leaf in pairs]
-        if stacked is None and known is not None and known.fits(structure, types, self._size):
-            return known
+        if stacked is None and last is not None and last.fits(structure, types, self._size):
+            return last
         name, local_size = axes.argument_name(self._fun, number), self._setting.axes.local_size
         paths, leaves = tuple(name + jax.tree_util.keystr(path) for path, _ in pairs), []
         flags = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
-        for path, kind, is_stacked in zip(paths, types, flags, strict=True):
-            if is_stacked and not {*kind.shape[:1]} & {self._size, local_size}:
+        for path, leaf_type, is_stacked in zip(paths, types, flags, strict=True):
+            if is_stacked and not {*leaf_type.shape[:1]} & {self._size, local_size}:
                 raise ArgumentError(
                     f"The state is given as stacked over {local_size} devices, but {path} has "
-                    f"shape {tuple(kind.shape)}. Give stacked=False for it, or stack it."
+                    f"shape {tuple(leaf_type.shape)}. Give stacked=False for it, or stack it."
                 )
-            leaves.append(jax.ShapeDtypeStruct(kind.shape[int(is_stacked) :], kind.dtype))
+            shape = leaf_type.shape[int(is_stacked) :]
+            leaves.append(jax.ShapeDtypeStruct(shape, leaf_type.dtype))
         kind = StateType(number, structure, paths, tuple(leaves), is_said=stacked is not None)
-        if known is not None and kind != known:  # of another state, other leaves may vary
-            self._varying = {p: x for p, x in self._varying.items() if p not in known.paths}
+        if last is not None and kind != last:  # of another state, other leaves may vary
+            self._varying = {p: x for p, x in self._varying.items() if p not in last.paths}
         self._known[number] = kind
         return kind
 

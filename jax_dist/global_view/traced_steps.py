@@ -129,7 +129,7 @@ def _pair_results(
             outs, structure = jax.tree.flatten(part)
             types = [jaxpr.out_avals[n] for n in outs]
             if kind.fits(structure, types) and pairs.keys().isdisjoint(outs):
-                pairs.update(zip(outs, places_of(call, kind.argument), strict=True))
+                pairs.update(zip(outs, leaf_numbers(call, kind.argument), strict=True))
                 break
         else:
             name = axes.argument_name(call.fun, kind.argument)
@@ -150,10 +150,10 @@ def _check_results(
 ) -> None:
     """Raise ArgumentError for a result that varies and has out_axes=None."""
     paths = jax.tree.leaves_with_path(jax.tree.unflatten(out_tree, out_tree.num_leaves * [0]))
-    for place, (axis, origin) in enumerate(zip(out_axes, origins, strict=True)):
-        if axis is None and origin is not None and place not in state:
+    for number, (axis, origin) in enumerate(zip(out_axes, origins, strict=True)):
+        if axis is None and origin is not None and number not in state:
             raise ArgumentError(
-                f"The result{jax.tree_util.keystr(paths[place][0])} of '{fun_name}' has "
+                f"The result{jax.tree_util.keystr(paths[number][0])} of '{fun_name}' has "
                 f"out_axes=None, but it begins to vary at {origin}. Average it over devices "
                 "(jax.lax.pmean), or give out_axes=0 for it."
             )
@@ -165,8 +165,8 @@ def _leaves_of_state(
     """Return the state's leaves by argument leaf; raise or warn of any that cannot be sharded."""
     leaves: dict[int, Leaf] = {}
     for kind in state:
-        places = places_of(call, kind.argument)
-        leaves.update(zip(places, setting.leaves_of(kind, origins), strict=True))
+        numbers = leaf_numbers(call, kind.argument)
+        leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
     is_mapped = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
     unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_mapped(leaf)]
     lines = "; ".join(
@@ -187,6 +187,6 @@ def _leaves_of_state(
     return leaves
 
 
-def places_of(call: Call, argument: int) -> list[int]:
+def leaf_numbers(call: Call, argument: int) -> list[int]:
     """Return the numbers of the leaves of an argument among those of the call."""
-    return [place for place, owner in enumerate(call.owners) if owner == argument]
+    return [number for number, owner in enumerate(call.owners) if owner == argument]
