@@ -53,8 +53,8 @@ class Rewritten:
         self.__qualname__: str = getattr(fun, "__name__", self.__name__)
         functools.update_wrapper(self, fun, updated=())
         attributes = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
-        known = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
-        self.__dict__.update(known)
+        copied = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
+        self.__dict__.update(copied)
         self._program = RewrittenProgram(fun, axes.function_name(fun), options)
         self._program.serve(self)
 
@@ -210,7 +210,7 @@ def explain(
 def _report_of(
     rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Report:
-    """Report what a rewriting, which has traced nothing yet, does on these arguments."""
+    """Compile a function as it is and by `rewriting`, which has traced nothing; report on both."""
     fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, program_before, failure = None, ProgramCost(), ()

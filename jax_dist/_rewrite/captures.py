@@ -1,8 +1,8 @@
-"""Captured arrays of a traced function: what is said of them, and their copies on devices.
+"""Captured arrays of a traced function: their descriptions, and their copies on devices.
 
-Lifted, a captured array is an input of the program. A traced program owns the values that it was
-traced with, as under jit: NumPy arrays are copied then and there, for their owner may write to
-them, and known by their content; jax arrays are known as the objects that they are. Their copies on
+To lift a captured array is to make it an input of the program. A traced program owns the values
+that it was traced with, as under jit: NumPy arrays are copied at once, because their owner may
+write to them, and identified by content; jax arrays are identified as objects. The copies on
 devices live as long as a program that uses them.
 """
 
@@ -58,11 +58,11 @@ class Capture:
 
     @classmethod
     def describe(cls, value: Any) -> "Capture":
-        """Return the capture of an array, with what the array shows by itself."""
+        """Return the capture of an array, without name and lines: these are found later."""
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        facts = tuple(array.shape), str(array.dtype), int(array.nbytes)
-        return cls("<derived>", *facts, is_key=is_key, value=array)
+        type_and_size = tuple(array.shape), str(array.dtype), int(array.nbytes)
+        return cls("<derived>", *type_and_size, is_key=is_key, value=array)
 
     @property
     def is_large(self) -> bool:
@@ -70,14 +70,14 @@ class Capture:
         return self.bytes >= _LARGE
 
     def __str__(self) -> str:
-        facts = [
+        parts = [
             f"{self.dtype}[{','.join(map(str, self.shape))}]",
             human_bytes(self.bytes),
             f"captured at {self.captured_at}" if self.captured_at else "",
             f"used at {self.used_at}" if self.used_at else "",
             f"not lifted: {self.refused}" if self.refused else "",
         ]
-        return f"{self.name}: {', '.join(filter(None, facts))}"
+        return f"{self.name}: {', '.join(filter(None, parts))}"
 
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
@@ -108,6 +108,7 @@ class _Search:
           around: the equations in whose bodies it is, the outermost first.
           refused: why its constants cannot be lifted; "" if they can.
         """
+        # A body that many equations share is walked once for each reason.
         if (id(jaxpr), refused) in self._visited:
             return
         self._visited.add((id(jaxpr), refused))
@@ -132,13 +133,14 @@ class _Search:
     def _describe_operand(
         self, atom: Any, by_var: Mapping[Var, Capture], refused: str
     ) -> Capture | None:
-        """Return the capture of an atom; None if it is no captured array."""
+        """Return the capture that an atom is, as a constant variable or literal; else None."""
         if isinstance(atom, Var):
             return by_var.get(atom)
         identity = literal_identity(atom)
         return None if identity is None else self._describe(identity, atom.val, refused)
 
     def _describe(self, identity: Identity, value: Any, refused: str) -> Capture:
+        """Return the one capture of an array; it stays refused once any use of it is."""
         if identity not in self.captures:
             self.captures[identity] = Capture.describe(value)
         capture = self.captures[identity]
@@ -149,13 +151,13 @@ class _Search:
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
     """Return one text for all captures of a call; `kept_because` says why they stay."""
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
-    fate = "They are arguments of the program now; to avoid this warning, pass them yourself."
+    advice = "They are arguments of the program now; to avoid this warning, pass them yourself."
     if kept_because:
-        fate = (
+        advice = (
             f"They stay in the program, because {kept_because}: it compiles slowly, and again for "
             "other values. Pass them as arguments."
         )
-    return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {fate}"
+    return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {advice}"
 
 
 # --- lifting
@@ -166,7 +168,10 @@ _lifts = contextvars.ContextVar("lifts", default=False)
 
 @contextlib.contextmanager
 def tracing(captures: Captures) -> Iterator[None]:
-    """Mark what is traced inside as part of a program that lifts what it captures, or not."""
+    """Record, while tracing inside, whether this program lifts what it captures.
+
+    A pmap or rewrite that is traced inside then need not warn: see `is_lifted_outside`.
+    """
     token = _lifts.set(captures == "lift")
     try:
         yield
@@ -187,12 +192,14 @@ class Lifted:
     all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
     values: list[Any]  # of these: own copies, on the host until they are placed
-    key: Hashable = ()  # equal for equal values
+    key: Hashable = ()  # equal for equal values, which then share their copies on devices
     placed: "dict[Hashable, PlacedCaptures]" = dataclasses.field(default_factory=dict, repr=False)
 
 
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
-    """Make inputs of the captured arrays that are worth it, which have their names in `fun`.
+    """Make the large captured arrays and random keys inputs of the program, or warn of them.
+
+    `fun` is searched for their names; `name` is that of the function in messages.
 
     Raises:
       ArgumentError: there are some, and the policy is "error".
@@ -201,9 +208,9 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     wanted = [capture for capture in all_captures if capture.is_large or capture.is_key]
     lifts = policy == "lift"
     lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
-    if stays := [capture for capture in wanted if capture not in lifted]:
+    if kept := [capture for capture in wanted if capture not in lifted]:
         why = "they cannot be handed on" if lifts else f"captures='{policy}' is set"
-        text = warning_text(stays, name, kept_because=why)
+        text = warning_text(kept, name, kept_because=why)
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
@@ -217,23 +224,23 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
 
 
 def _placement_key(value: Any) -> Hashable:
-    """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
+    """Return a hash of a NumPy array's content, as its owner may write to it; of others the id."""
     if isinstance(value, jax.Array):
         return id(value)
     content = np.ascontiguousarray(value)
     digest = hashlib.blake2b(content.view(np.uint8).data).digest()
-    return digest, content.shape, content.dtype.name  # `str` is one for all types of ml_dtypes
+    return digest, content.shape, content.dtype.name  # `str` of all ml_dtypes is alike
 
 
 class Watch:
-    """Warnings of the captures of one function, each once."""
+    """Warnings of the captures of one function; each capture is reported once."""
 
     def __init__(self, fun_name: str):
         self._fun_name = fun_name
         self._warned: set[tuple] = set()
 
     def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
-        """Warn of each capture once."""
+        """Warn of the large captures that no earlier call reported in this state, lifted or not."""
         large = [((c.name, c.used_at, lifted), c) for c in captures if c.is_large]
         new = [capture for key, capture in large if key not in self._warned]
         self._warned.update(key for key, _ in large)
@@ -247,7 +254,7 @@ class Watch:
 
 
 class PlacedCaptures:
-    """The captured arrays of a program, where it uses them."""
+    """The captured arrays of a program on its devices; programs are cached by this object."""
 
     def __init__(self, values: Sequence[Any], originals: Sequence[Any] = ()):
         self.values: tuple[Any, ...] = tuple(values)
@@ -268,9 +275,10 @@ class Placements:
         self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
 
     def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
-        """Return the captured arrays of a program, which keeps them alive.
+        """Return the captured arrays of a program on the devices `where`; `place` puts one there.
 
-        `where` is the same for the same places; `place` puts an array there.
+        The program holds them in `lifted.placed`; here they are weak, and die with the last
+        program. `where` is any hashable key of the devices.
         """
         if not lifted.captures:
             return NO_CAPTURES
@@ -281,6 +289,7 @@ class Placements:
                 placed = PlacedCaptures(list(map(place, lifted.values)), list(lifted.values))
                 self._sets[key] = placed
             lifted.placed[where] = placed
+            # Drop the host copies, unless the devices only compile and hold no values.
             if not any(isinstance(value, jax.ShapeDtypeStruct) for value in placed.values):
                 lifted.values[:] = placed.values
         return lifted.placed[where]

@@ -30,10 +30,10 @@ Identity: TypeAlias = Hashable
 
 
 def array_identity(value: Any) -> Identity | None:
-    """Return a key that is equal for two constants that are one array; None for what is no array.
+    """Return a key that two constants share if they are one array; None for what is no array.
 
-    JAX wraps a NumPy array again at each use, so it is known by its memory. It must be kept alive
-    for as long as the identity is in use.
+    JAX wraps a NumPy array again at each use, so its key is its memory address and layout. The
+    caller must keep the array alive while it uses the key, or another one may get the address.
     """
     if isinstance(value, Tracer):  # of a trace around this one, so it is no constant
         return None
@@ -62,12 +62,11 @@ def own_copy(value: Any) -> Any:
 
 
 def put_copy(value: Any, where: Sharding | None) -> Any:
-    """Return a copy that shares no buffer with a jax array, which its owner may donate or delete.
+    """Return a copy with the sharding `where`, in buffers that no owner can donate or delete.
 
-    What is held by other processes too is copied where it lies. What this process holds alone goes
-    to its own devices, as the constants of its program would: each process has its own value.
-    `where` is None for the default device. On devices that only compile, its type stands for the
-    copy.
+    `where` is None for the default device. A global array of several processes is resharded. A
+    value of this process alone goes to its own devices of `where`, and each process may have
+    another one, as with constants of a program. On devices that only compile, the type is returned.
     """
     kind = jax.typeof(value)
     if where is not None and any(map(_compat.is_compile_only, where.device_set)):
@@ -87,10 +86,10 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
         aval = ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         slices = [host[index].astype(kind.dtype) for index in indices.values()]
         return _compat.put_slices(aval, where, slices, list(indices))
-    if is_jax:
-        now = value.sharding if value.committed else None
-        value = jax.device_put(value, now, may_alias=False)
-        if where is None or where == now:
+    if is_jax:  # copied where it is, for device_put to other devices may share buffers
+        current = value.sharding if value.committed else None
+        value = jax.device_put(value, current, may_alias=False)
+        if where is None or where == current:
             return value
     return jax.device_put(value, where)
 
@@ -112,12 +111,12 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
 
 
 class _Lifting:
-    """One lifting; bodies that occur many times are changed once, and stay one body."""
+    """One lifting; a body that many equations share is changed once, and stays one object."""
 
     def __init__(self, types: Mapping[Identity, Any]):
-        self._types = types
-        self._held: dict[int, tuple[Identity, ...]] = {}  # by the identity of a body
-        self._changed: dict[Hashable, Any] = {}
+        self._types = types  # of the arrays to lift
+        self._held: dict[int, tuple[Identity, ...]] = {}  # those in a body, by the body's id
+        self._changed: dict[Hashable, Any] = {}  # bodies, by the id of the old one and its inputs
 
     def add_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
         """Return a jaxpr, open or closed as it came, with these arrays as its first inputs."""
@@ -131,7 +130,7 @@ class _Lifting:
         body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
-        is_same = not inputs
+        is_unchanged = not inputs
 
         def read_all(atoms: Sequence[Atom]) -> list[Atom]:
             read = builder.read_all(atoms)
@@ -143,11 +142,11 @@ class _Lifting:
                 builder.env[var] = new[identity]
             else:
                 kept[var] = own_copy(value)
-                is_same = is_same and kept[var] is value
+                is_unchanged = is_unchanged and kept[var] is value
         for eqn in body.eqns:
-            wide = self._widen(eqn, new) if bodies(eqn) else eqn
-            builder.copy(wide, read_all(wide.invars))
-        if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
+            widened = self._widen(eqn, new) if bodies(eqn) else eqn
+            builder.copy(widened, read_all(widened.invars))
+        if is_unchanged and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(
             constvars=list(kept),
@@ -160,7 +159,7 @@ class _Lifting:
         return ClosedJaxpr(changed, list(kept.values())) if is_closed else changed
 
     def _widen(self, eqn: JaxprEqn, new: Mapping[Identity, Var]) -> JaxprEqn:
-        """Return an equation whose bodies take the wanted arrays in them as operands."""
+        """Return an equation with the arrays to lift in its bodies, here `new`, as operands."""
         needed = self._collect_from_bodies(eqn)
         change = lambda body: self.add_inputs(body, needed)
         if not needed:
@@ -168,14 +167,14 @@ class _Lifting:
         return _add_operands(eqn, change, [new[identity] for identity in needed])
 
     def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        """Return the wanted arrays in the bodies of an equation, each once, in order."""
+        """Return the arrays to lift in the bodies of an equation, each once, in order."""
         inner = bodies(eqn)
         if not inner or reason_to_keep(eqn):
             return ()
         return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
 
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
-        """Return the wanted arrays of a jaxpr and of the bodies in it, each once, in order."""
+        """Return the arrays to lift in a jaxpr and the bodies in it, each once, in order."""
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
             body = open_jaxpr(jaxpr)
             arrays = [*map(array_identity, constants(jaxpr)), *map(literal_identity, body.outvars)]
@@ -201,14 +200,15 @@ def reason_to_keep(eqn: JaxprEqn) -> str:
 
 
 def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
-    """Return an equation with more operands, which its bodies, by `change`, take as first inputs.
+    """Return an equation with the operands `new`, which its changed bodies take as first inputs.
 
-    The parameters that count or describe operands are those of JAX, by primitive.
+    Each primitive of JAX has other parameters that count or describe operands, and places the
+    operands of its bodies elsewhere; all are adapted here.
     """
     name, params, count = _compat.name_of(eqn), eqn.params, len(new)
     invars = eqn.invars
     changed: dict[str, Any] = {}
-    first = 0  # the place of the new operands
+    first = 0  # the position of the new operands
     if name == "jit":
         for key, value in _compat.jit_operand_params().items():
             changed[key] = (value,) * count + tuple(params[key])

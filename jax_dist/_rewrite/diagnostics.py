@@ -24,7 +24,7 @@ _WHY_SUMMED = (
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices, and nothing divides after it.
+    """Return a finding for each gradient that JAX sums over devices and the program never averages.
 
     A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
     """
@@ -36,6 +36,7 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
         transposed = list(_transposed_equations(body, interpreter.source_line(region)))
         if any(_is_transposed_psum(eqn) for eqn, _ in transposed):
             continue
+        # Divided by the size of an axis, a sum is a mean.
         divided = {eqn.invars[0] for eqn in interpreter.equations(body) if _divides(eqn, sizes)}
         for eqn, line in transposed:
             if record_of(eqn).over == "sum" and divided.isdisjoint(eqn.outvars):
@@ -49,9 +50,10 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
 def _transposed_equations(
     body: Any, around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
-    """Yield what JAX made in transposing, with the user's line; name stacks start anew in bodies.
+    """Yield the equations of the backward pass, each with the user's line.
 
-    What a checkpoint computes forward once more is not transposed.
+    JAX marks them in their name stack, which starts anew in each body: so the equations in a body
+    of one (`is_inside`) are too, but for those that a checkpoint computes forward once more.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or around
@@ -64,7 +66,7 @@ def _transposed_equations(
 
 
 def _is_transposed_psum(eqn: JaxprEqn) -> bool:
-    """Return whether an equation broadcasts a cotangent; of a constant, only the seed is one."""
+    """Return whether an equation is a transposed psum: pvary of a variable or of the seed 1.0."""
     if _compat.name_of(eqn) != "pvary":
         return False
     atom: Any = eqn.invars[0]

@@ -1,9 +1,9 @@
 """Per-primitive rules for equations with gathered operands.
 
 A gathered value is not built: each device keeps its block, and a `Deferred` says along which
-dimension the blocks of all devices would stand. Elementwise functions, and what moves, adds or
+dimension an all_gather would concatenate the blocks. Elementwise functions, and what moves, adds or
 drops other dimensions, run on the block. What reduces the gathered dimension runs on the block and
-then over devices. A whole operand that all devices hold alike gives each of them its block.
+then over devices. A whole operand (not gathered, replicated) is sliced to each device's block.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ class Deferred:
     """An all_gather that has not happened: the blocks of all devices along one dimension."""
 
     block: Any  # the atom of this device's block
-    dim: int
+    dim: int  # the gathered dimension, along which the blocks would be concatenated
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
     sites: tuple[Any, ...]  # the gathers that it comes from, which may have to be kept
-    made_by: JaxprEqn
+    made_by: JaxprEqn  # the equation in the user's program, whose line a report names
 
     def block_type(self, whole: Any, dim: int) -> Any:
         """Return the type of a block of a value of type `whole`, gathered along `dim`."""
@@ -52,18 +52,19 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blockwise:
-    """Result of a rule: the equation on blocks, whose results are gathered along `dim`."""
+    """Result of a rule: the equation runs on blocks; its results stay deferred along `dim`."""
 
     dim: int
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)  # those that hold sizes
+    # The parameters that hold sizes of the whole value, with those of a block.
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction on the block, and then over devices: the result is whole."""
+    """Result of a rule: reduce on the block, and then over devices; the result is whole."""
 
-    collective: str  # "psum"
-    compute: Callable[[JaxprEqn, Values], Any]
+    collective: str  # "psum", for the report
+    compute: Callable[[JaxprEqn, Values], Any]  # the equation on blocks, to its single result
 
 
 Operand: TypeAlias = Deferred | None  # None: whole
@@ -71,15 +72,15 @@ Result: TypeAlias = Blockwise | Reduction
 
 
 def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
-    """Return what becomes of an equation with gathered operands.
+    """Return what an equation becomes on blocks; `operands` has None for one that is whole.
 
     Raises:
-      NeedsWhole: it needs the whole value.
+      NeedsWhole: there is no sound rule, so the gathers behind the operands have to be kept.
     """
     name, record = _compat.name_of(eqn), record_of(eqn)
     gathered = [operand for operand in operands if operand is not None]
     first = gathered[0]
-    # A product pairs dimensions by itself; all else, those of one place.
+    # A dot_general names the dimensions that it pairs; all else pairs those of equal index.
     same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
     if not same_dim or len({value.axes for value in gathered}) > 1:
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
@@ -101,6 +102,7 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 
 def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
+    """Broadcast each block: the gathered dimension keeps its length in another place."""
     dim = int(eqn.params["broadcast_dimensions"][first.dim])
     shape = first.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"shape": shape, "sharding": None})
@@ -112,13 +114,15 @@ def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
 
 
 def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    """Blocks stay contiguous where what is more major keeps its size.
+    """Reshape each block, along a new dimension over which the blocks are still contiguous.
 
-    The new dimension may be shorter or longer: it must be a whole number of blocks.
+    That is one with as many elements in the more major dimensions as before the gathered one, and
+    of a length that the number of blocks divides. None if there is no such dimension.
     """
-    before, new = math.prod(_shape(eqn.invars[0])[: first.dim]), eqn.params["new_sizes"]
+    more_major = math.prod(_shape(eqn.invars[0])[: first.dim])
+    new = eqn.params["new_sizes"]
     for dim, length in enumerate(new if eqn.params["dimensions"] is None else ()):
-        if math.prod(new[:dim]) == before and length % first.size == 0:
+        if math.prod(new[:dim]) == more_major and length % first.size == 0:
             shape = first.block_type(eqn.outvars[0].aval, dim).shape
             return Blockwise(dim, {"new_sizes": shape, "sharding": None})
     return None
@@ -137,7 +141,10 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 
 
 def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    """Reduce on the block; and then over devices, if the gathered dimension is among the axes."""
+    """Reduce on the block; and then over devices, if the gathered dimension is reduced.
+
+    None for a reduction without a collective that gives the same result, such as a product.
+    """
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
@@ -156,13 +163,14 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
     _check_strong(eqn)
     if not any(jnp.issubdtype(dtype, kind) for kind in _TYPES):
         raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
-    # Local and over devices in one go, so that ties share the gradient as in reduce_max.
+    # One function for both, with a gradient of its own: elements that tie on different devices
+    # share it, as they do in reduce_max of the whole value.
     kind = "max" if name == "reduce_max" else "min"
     return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
 
 
 def _check_strong(eqn: JaxprEqn) -> None:
-    """Raise NeedsWhole if the result is weakly typed."""
+    """Raise NeedsWhole if the result is weakly typed: its type must not change."""
     aval: Any = eqn.outvars[0].aval
     if aval.weak_type:
         raise NeedsWhole("the result has a weak type, which a reduction over devices would lose")
@@ -177,15 +185,16 @@ def _is_low_precision(dtype: Any) -> bool:
 
 
 def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
-    """Over a gathered contracted dimension, a local product and then one psum.
+    """Return the rule for a product, by the role of the gathered dimension in it.
 
-    A gathered batch dimension, or one that only one operand has, stays gathered.
+    A contracted one gives a local product and then one psum; a batch dimension, or a free one that
+    only one operand has, stays gathered, at its dimension in the result.
     """
     contracted, batch = (  # pairs of a dimension of the left operand and one of the right
         [(int(left), int(right)) for left, right in zip(*dims, strict=True)]
         for dims in eqn.params["dimension_numbers"]
     )
-    side = 0 if operands[0] is not None else 1  # of `first`, which is gathered
+    side = 0 if operands[0] is not None else 1  # 0 if `first`, which is gathered, is the left one
     first, other = operands[side], operands[1 - side]
     assert first is not None
     pair = next((p for p in [*contracted, *batch] if p[side] == first.dim), None)
@@ -207,7 +216,11 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 
 def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
-    """Multiply blocks, and add the products up over devices, if that sends no more bytes."""
+    """Return the rule that multiplies blocks and adds the products up over devices.
+
+    Raises:
+      NeedsWhole: the psum would send more bytes than the gather, or lose precision.
+    """
     _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
@@ -229,13 +242,17 @@ def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferre
     return Reduction("psum", compute)
 
 
-def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int | None:
-    """Return the dimension of a whole operand of which each device takes its block, if any."""
-    shape = _shape(eqn.invars[place])
+def dimension_to_slice(eqn: JaxprEqn, position: int, first: Deferred) -> int | None:
+    """Return the dimension of the whole operand at `position` that pairs with the gathered one.
+
+    Each device slices its block along it. None if the operand meets all blocks alike: a scalar, a
+    dimension of 1 that is broadcast, or a factor without the contracted or batch dimension.
+    """
+    shape = _shape(eqn.invars[position])
     if _compat.name_of(eqn) != "dot_general":
         return first.dim if shape and shape[first.dim] != 1 else None
     pairs = (pair for dims in eqn.params["dimension_numbers"] for pair in zip(*dims, strict=True))
-    return next((int(pair[place]) for pair in pairs if pair[1 - place] == first.dim), None)
+    return next((int(pair[position]) for pair in pairs if pair[1 - position] == first.dim), None)
 
 
 def spell_axes(names: Sequence[Any]) -> str:
@@ -263,23 +280,24 @@ _TYPES = (jnp.bool_, jnp.integer, jnp.bfloat16, jnp.float16, jnp.float32, jnp.fl
 
 
 def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> jax.Array:
-    """Return the largest or the smallest over dimensions and mesh axes, `[*s] -> [*r]`."""
+    """Return the "max" or "min" over dimensions `axes` and mesh axes `names`, `[*s] -> [*r]`."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return _extreme_float(kind, axes, names, x)
-    local, over = _EXTREMES[kind]
+    reduce_local, reduce_over_devices = _EXTREMES[kind]
     numbers = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
-    return over(local(numbers, axes), names).astype(x.dtype)
+    return reduce_over_devices(reduce_local(numbers, axes), names).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
     """Return the extreme of floats, which is a NaN if one of them is."""
-    local, over = _EXTREMES[kind]
+    reduce_local, reduce_over_devices = _EXTREMES[kind]
+    # Its sign puts a NaN above all numbers for a maximum, and below all for a minimum.
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
-    block = local(x, axes)
+    block = reduce_local(x, axes)
     block = jnp.where(jnp.isnan(block), nan, block)
     ordered = _flip(lax.bitcast_convert_type(block, _ORDERED[x.dtype.itemsize]))
-    return lax.bitcast_convert_type(_flip(over(ordered, names)), x.dtype)
+    return lax.bitcast_convert_type(_flip(reduce_over_devices(ordered, names)), x.dtype)
 
 
 @_extreme_float.defjvp
@@ -295,6 +313,6 @@ def _extreme_float_jvp(
 
 
 def _flip(bits: jax.Array) -> jax.Array:
-    """Invert the lower bits of negative floats, which count downwards; its own inverse."""
+    """Map bits of floats to integers of the same order, and back: negative floats count down."""
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)

@@ -1,8 +1,9 @@
 """Gathers whose result is only reduced become one reduction over devices.
 
-An all_gather is deferred: it stands for its blocks until something needs the value whole. The jaxpr
-is changed equation by equation; nothing is traced but the reductions over devices, each once for
-its types. A gather that is needed whole stays as it was, so the walk is repeated without it.
+An all_gather is deferred: until something needs its result whole, only this device's block of it is
+computed (a `Deferred`, see `gather_rules`). The jaxpr is changed equation by equation; nothing is
+traced but the reductions over devices, each once for its types. A gather whose result is needed
+whole stays as it was ("is kept"), so the walk is repeated without deferring it.
 """
 
 import collections
@@ -56,12 +57,14 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk, kept = _Walk(exact=exact), -1
+    walk, kept_before = _Walk(exact=exact), -1
     if not walk.mark(jaxpr):
         return PassPlan(None)
     changed = jaxpr
-    while walk.count_kept() > kept:  # one more gather is kept: what was made of it is undone
-        kept = walk.count_kept()
+    # A walk that meets a gather which it must keep may have replaced some of its readers already:
+    # the next walk starts from the original jaxpr, until one keeps no further gather.
+    while walk.count_kept() > kept_before:
+        kept_before = walk.count_kept()
         changed = walk.rewrite(jaxpr)
     findings = [site.finding() for site in walk.sites if site.reason or site.reductions]
     is_changed = any(site.reductions for site in walk.sites)
@@ -78,21 +81,22 @@ class _Site:
     forced_by: JaxprEqn | None = None  # the equation that keeps it
 
     def keep(self, reason: str, forced_by: JaxprEqn) -> None:
-        """Keep the gather from the next walk on."""
+        """Keep the gather from the next walk on; the first reason is the one that is reported."""
         if not self.reason:
             self.reason, self.forced_by = reason, forced_by
 
     def finding(self) -> PassFinding:
         """Return what a report says: "all_gather over 'i', reduce_sum: one psum"."""
-        what, line = f"all_gather over {spell_axes(named_axes(self.eqn))}", source_line(self.eqn)
+        gather, line = f"all_gather over {spell_axes(named_axes(self.eqn))}", source_line(self.eqn)
         if self.forced_by is not None:
-            what = f"{what}{f' ({line})' if line else ''} is kept"
+            what = f"{gather}{f' ({line})' if line else ''} is kept"
             where = source_line(self.forced_by)
             return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "refused", what, self.reason, where)
-        reads = " and ".join(dict.fromkeys(name for name, _ in self.reductions))
+        # `reductions` pairs the primitive in the user's program with the collective in its place.
+        primitives = " and ".join(dict.fromkeys(name for name, _ in self.reductions))
         counts = collections.Counter(collective for _, collective in self.reductions).items()
-        made = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
-        what = f"{what}, {reads}: {' and '.join(made)}"
+        emitted = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
+        what = f"{gather}, {primitives}: {' and '.join(emitted)}"
         return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "rewritten", what, "", line)
 
 
@@ -100,7 +104,7 @@ class _Site:
 class _Region:
     """The devices that run a body: those along the axes of the shard_maps around it."""
 
-    scope: Same = NOWHERE  # the axes
+    scope: Same = NOWHERE  # these axes; empty outside of any shard_map
     sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)  # of each axis
     check_vma: bool = False  # of the innermost shard_map
 
@@ -111,33 +115,35 @@ class _Body(Builder):
     def __init__(self, source: Any, region: _Region):
         super().__init__(source)
         self.region = region
-        # Of the jaxpr that is walked now; analyzed when they are asked for, which is seldom.
+        # Which variables of the jaxpr that is walked now are the same on all devices. A function,
+        # because few rules ask, and the analysis of a whole body takes time.
         self.facts: Callable[[], Facts] = dict
         # The outermost call of a function of JAX's own around it: its line is the user's.
         self.jax_call: JaxprEqn | None = None
 
     def same_of(self, atoms: Sequence[Atom], facts: Callable[[], Facts]) -> list[Same]:
-        """Return for each atom the axes along which all devices hold the same."""
+        """Return for each atom of one jaxpr the axes along which all devices hold the same."""
         scope = self.region.scope
         return [facts()[atom] if isinstance(atom, Var) else scope for atom in atoms]
 
 
 class _Walk:
-    """Walks over one program; the one in which no gather is newly kept counts."""
+    """Repeated walks over one program; the last, which keeps no further gather, is the result."""
 
     def __init__(self, *, exact: bool):
         self.sites: list[_Site] = []  # in program order, which is the same in each walk
-        self._passed = 0  # how many of them the walk has come to
+        self._passed = 0  # how many sites the current walk has come to; the next one's index
         self._exact = exact
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
         self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
 
     def mark(self, jaxpr: Any) -> bool:
-        """Find the equations with gathers; return whether there are any."""
+        """Mark the equations that gather or have a gather in a body; return whether any does."""
         marked = [
             eqn
             for eqn in open_jaxpr(jaxpr).eqns
+            # A list, not a generator: each body has to be marked, also after the first with one.
             if _compat.name_of(eqn) == "all_gather" or any([self.mark(b) for b in bodies(eqn)])
         ]
         self._gathering.update(map(id, marked))
@@ -147,7 +153,7 @@ class _Walk:
         return sum(bool(site.reason) for site in self.sites)
 
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        """Return the program without the gathers that are not kept, as far as is known."""
+        """Return the program without the gathers that no walk so far has found to be kept."""
         self._passed = 0
         for site in self.sites:
             site.reductions.clear()
@@ -159,21 +165,25 @@ class _Walk:
     def _change_body(
         self, name: str, jaxpr: Any, inputs: Callable[[], Sequence[Same]], region: _Region
     ) -> Any:
-        """Return the body of an equation of this name, changed; what leaves it is whole."""
+        """Return the body `jaxpr`, changed, of an equation that users know as `name`.
+
+        Its results have the types that they had, so a gather that reaches one is kept. `inputs`
+        gives for each input variable the axes along which it is the same on all devices.
+        """
         opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
         self._add_equations(opened, inputs, body)
         outvars = body.read_all(opened.outvars)
-        for place, value in enumerate(outvars):
+        for number, value in enumerate(outvars):
             if isinstance(value, Deferred):
                 why = f"the gathered value leaves the {name} whole"
                 _keep_sites(value, why, value.made_by)
-                outvars[place] = opened.outvars[place]
+                outvars[number] = opened.outvars[number]
         return body.finish(outvars)
 
     def _add_equations(
         self, opened: Any, inputs: Callable[[], Sequence[Same]], body: _Body
     ) -> None:
-        """Add the equations of a jaxpr; `inputs` tells along which axes its inputs are the same."""
+        """Add the equations of a jaxpr; `inputs` gives along which axes each input is the same."""
         scope = body.region.scope
         body.facts = functools.cache(lambda: self._invariance.facts(opened, inputs(), scope))
         for eqn in opened.eqns:
@@ -194,12 +204,12 @@ class _Walk:
                 body.copy(self._change_bodies(eqn, body) if has_gather else eqn, values)
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
-        """Return a loop, branch or shard_map without the gathers in its bodies that give way.
-
-        `body` is the one that it stands in. Along which axes the inputs of its bodies are the same
-        is analyzed for all of them at once, when a rule in one of them first asks.
-        """
-        region, numbers = body.region, itertools.count()  # numbers: of its bodies, in order
+        """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
+        region = body.region
+        # `with_bodies` hands over one body after the other; this counts which one it is.
+        body_numbers = itertools.count()
+        # For each body, for each input, the axes along which it is the same. One analysis serves
+        # all bodies; it is cached and run late, because most bodies have no rule that asks for it.
         inputs = functools.cache(
             lambda: self._invariance.of_body_inputs(
                 eqn, body.same_of(eqn.invars, body.facts), body.region.scope
@@ -211,7 +221,7 @@ class _Walk:
             region = _Region(scope, {**region.sizes, **new}, eqn.params["check_vma"])
 
         def change(inner: Any) -> Any:
-            number = next(numbers)
+            number = next(body_numbers)
             name = _name_for_users(eqn)
             return self._change_body(name, inner, lambda: inputs()[number], region)
 
@@ -230,7 +240,11 @@ class _Walk:
     # ---- equations
 
     def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Defer a gather: its block is all that is needed of it."""
+        """Replace an all_gather by a `Deferred` of this device's block, or copy it if it is kept.
+
+        Each walk comes to the gathers in the same order, so the n-th one is `sites[n]`, which
+        remembers from earlier walks whether it is kept.
+        """
         params = eqn.params
         dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
         is_nested = isinstance(values[0], Deferred)
@@ -239,19 +253,23 @@ class _Walk:
             self.sites.append(_Site(eqn))
         site = self.sites[self._passed]
         self._passed += 1
-        at = body.jax_call or eqn
+        user_eqn = body.jax_call or eqn  # the equation whose line the user knows
         if params["axis_index_groups"] is not None:
-            site.keep("it gathers in groups of devices", at)
+            site.keep("it gathers in groups of devices", user_eqn)
         if site.reason or is_nested or params["axis_size"] == 1:
             body.copy(eqn, values)
             return
         take = lambda xs: [_block_of(xs[0], None if tiled else dim)]
         (block,) = self._trace(("block", dim, tiled), take, eqn, values, body)
-        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (site,), at)
+        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (site,), user_eqn)
         body.env[eqn.outvars[0]] = value
 
     def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add an equation with deferred operands, by the rule of its primitive."""
+        """Add an equation with deferred operands, by the rule of its primitive.
+
+        It becomes the same equation on blocks, with deferred results; or a reduction over devices,
+        with a whole result; or, if there is no sound rule, the gathers behind it are kept.
+        """
         operands = [value if isinstance(value, Deferred) else None for value in values]
         first = next(value for value in operands if value is not None)
         try:
@@ -270,9 +288,9 @@ class _Walk:
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params} if result.params else eqn.params
             body.eqns.append(eqn.replace(invars=blocks, outvars=outvars, params=params))
-            at = body.jax_call or eqn
+            user_eqn = body.jax_call or eqn
             for var, block in zip(eqn.outvars, outvars, strict=True):
-                body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, at)
+                body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, user_eqn)
             return
         (out,) = eqn.outvars
         varying = _compat.varying_axes(out.aval)
@@ -285,12 +303,16 @@ class _Walk:
     def _blocks_of_operands(
         self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
     ) -> list[Atom]:
-        """Return what an equation works on in place of its operands: blocks, or all of one."""
+        """Return the operands of an equation on blocks.
+
+        A deferred operand gives its block. A whole one is sliced to this device's block along the
+        dimension that pairs with the gathered one; without such a dimension it stays whole.
+        """
         blocks: list[Atom] = []
-        for place, value in enumerate(values):
+        for position, value in enumerate(values):
             if isinstance(value, Deferred):
                 blocks.append(value.block)
-            elif (dim := dimension_to_slice(eqn, place, first)) is None:
+            elif (dim := dimension_to_slice(eqn, position, first)) is None:
                 blocks.append(value)
             else:
                 take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
@@ -301,7 +323,7 @@ class _Walk:
     def _check_whole_operands(
         self, eqn: JaxprEqn, operands: Sequence[Deferred | None], first: Deferred, body: _Body
     ) -> None:
-        """Raise NeedsWhole if devices hold other values of an operand that is not gathered."""
+        """Raise NeedsWhole if an operand that is not gathered may differ between devices."""
         whole = [atom for atom, value in zip(eqn.invars, operands, strict=True) if value is None]
         for same in body.same_of(whole, body.facts):
             if different := [axis for axis in first.axes if axis not in same]:
@@ -318,22 +340,27 @@ class _Walk:
         atoms: Sequence[Atom],
         body: _Body,
     ) -> list[Atom]:
-        """Add the equations of `compute` on some atoms, at the line of `eqn`.
+        """Add the equations of `compute` on some atoms, at the line of `eqn`; return its results.
 
-        What it computes is traced once for each key and types.
+        `compute` is traced once for each `key`, which must tell apart all that it closes over, and
+        the types and axes.
         """
         avals, region = tuple(atom.aval for atom in atoms), body.region
         sizes = list(region.sizes.items())
-        key = (key, avals, *sizes, region.check_vma, eqn.ctx)
-        if key not in self._traces:
+        trace_key = (key, avals, *sizes, region.check_vma, eqn.ctx)
+        if trace_key not in self._traces:
             with eqn.ctx.manager, _compat.typed_collectives(check_vma=region.check_vma):
-                self._traces[key] = jax.make_jaxpr(
+                self._traces[trace_key] = jax.make_jaxpr(
                     lambda *values: compute(list(values)), axis_env=sizes
                 )(*avals)
-        return body.add(self._traces[key], atoms, source_info=eqn.source_info)
+        return body.add(self._traces[trace_key], atoms, source_info=eqn.source_info)
 
     def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
-        """Keep the gathers behind the operands of an equation; return the operands, whole."""
+        """Keep the gathers behind the operands of an equation; return the operands, whole.
+
+        They are then the original atoms, for which this walk may have no equation any more; the
+        next walk, in which the gathers are copied, has.
+        """
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):
                 _keep_sites(value, why, body.jax_call or eqn)
@@ -347,10 +374,10 @@ def _keep_sites(value: Deferred, why: str, forced_by: JaxprEqn) -> None:
 
 
 def _block_of(value: Any, new_dimension: int | None) -> Any:
-    """Return what stands for a gathered value: the block of this device.
+    """Return this device's block of a gathered value, with `new_dimension` of length 1 if not None.
 
     XLA computes in float32 between operations of a smaller type, where it fuses them. A gather
-    ends that: what is sent has been rounded. So has what stands for it.
+    ends that, because what is sent has been rounded; the barrier rounds the block in the same way.
     """
     if jnp.issubdtype(value.dtype, jnp.floating) and jnp.finfo(value.dtype).bits < 32:
         value = lax.optimization_barrier(value)
@@ -378,9 +405,9 @@ def _name_for_users(eqn: JaxprEqn) -> str:
 
 
 def _is_of_jax(jaxpr: Any) -> bool:
-    """Return whether it is a helper of jax itself, such as jnp.var.
+    """Return whether the body of a jit is a helper of jax itself, such as jnp.var.
 
-    JAX traces it once, so its equations bear the line of its first caller in the process.
+    JAX traces it once, so its equations bear the line of its first caller, not of this call.
     """
     file = open_jaxpr(jaxpr).debug_info.func_filename or ""
     return file.startswith(os.path.dirname(jax.__file__) + os.sep)

@@ -54,7 +54,7 @@ def bodies(eqn: JaxprEqn) -> list[Any]:
 
 
 def names_of(part: Any) -> tuple[Any, ...]:
-    """Return the axes that one part of a spec, or a parameter of a collective, names."""
+    """Return the axes in an entry of a spec or a parameter of a collective: None, name or tuple."""
     return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
 
 
@@ -82,11 +82,11 @@ def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
     return wanted(eqn) or any(contains(body, wanted) for body in bodies(eqn))
 
 
-# --- what is known of primitives
+# --- records of primitives
 
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
-    """Return what is known of a primitive; nothing of a user's, whatever its name."""
+    """Return the record of a primitive; an empty one if it is, or may run, a function of users."""
     name = _compat.name_of(eqn)
     record = primitives.RECORDS.get(name, _NOTHING)
     if record.runs_keys and not _has_keys_of_jax(eqn):
@@ -102,6 +102,7 @@ _NOTHING = primitives.record("")
 
 
 def _has_keys_of_jax(eqn: JaxprEqn) -> bool:
+    """Return whether all random keys of an equation are of an implementation of JAX's own."""
     dtypes = {getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)}
     kinds = {dtype for dtype in dtypes if dtype and jnp.issubdtype(dtype, jax.dtypes.prng_key)}
     return {str(kind) for kind in kinds} <= {"key<fry>", "key<rbg>", "key<urbg>"}
@@ -111,15 +112,15 @@ def _has_keys_of_jax(eqn: JaxprEqn) -> bool:
 
 
 def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
-    """Return which operand each input is, for each body of a call, a loop or a branch."""
-    places = list(range(len(eqn.invars)))
+    """Return for each body of a call, loop or branch the operand number of each of its inputs."""
+    numbers = list(range(len(eqn.invars)))
     if _compat.name_of(eqn) == "while":
         first = eqn.params["cond_nconsts"]
         second = first + eqn.params["body_nconsts"]
-        consts = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
-        return [consts[name] + places[second:] for name in bodies_of_while(eqn)]
-    first = int(record_of(eqn).kind == "branch")  # which its first operand picks
-    return [places[first:] for _ in bodies(eqn)]
+        consts = {"cond_jaxpr": numbers[:first], "body_jaxpr": numbers[first:second]}
+        return [consts[name] + numbers[second:] for name in bodies_of_while(eqn)]
+    first = int(record_of(eqn).kind == "branch")  # operand 0 of a branch is its index
+    return [numbers[first:] for _ in bodies(eqn)]
 
 
 def bodies_of_while(eqn: JaxprEqn) -> list[str]:
@@ -128,7 +129,7 @@ def bodies_of_while(eqn: JaxprEqn) -> list[str]:
 
 
 def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """Return the places of each carry of a loop: among its operands, and among its results."""
+    """Return for each carry of a loop its operand number and its result number."""
     if _compat.name_of(eqn) == "while":
         first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         return [(first + out, out) for out in range(len(eqn.outvars))]
@@ -137,7 +138,7 @@ def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
 
 
 def fixed_in(eqn: JaxprEqn) -> range:
-    """Return the operands of a loop that are the same in all its iterations."""
+    """Return the numbers of the operands of a loop that are the same in all its iterations."""
     if _compat.name_of(eqn) == "while":
         return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"])
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
@@ -190,16 +191,17 @@ def read_all(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
 
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
-    """Bind one equation to other values, of other shapes if need be."""
+    """Bind one equation to other values, of other shapes if need be; return its results."""
+    # Through eval_jaxpr of a jaxpr of one equation: it binds any primitive as JAX itself does.
     invars: list[Any] = [Var(jax.typeof(value)) for value in values]
-    outvars = [Var(var.aval) for var in eqn.outvars]  # what nobody reads, too
+    outvars = [Var(var.aval) for var in eqn.outvars]  # new ones, also for unused results
     moved = eqn.replace(invars=invars, outvars=outvars)
     single = Jaxpr((), invars, outvars, [moved], eqn.effects, unnamed())
     return eval_jaxpr(single, (), *values)
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """Return the equation with each of its bodies changed, in the order of `bodies`."""
+    """Return the equation with its bodies changed, in the order of `bodies`; itself if none is."""
     if not bodies(eqn):
         return eqn
 
@@ -217,7 +219,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 @contextlib.contextmanager
 def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
-    """Give what is traced here the source line and the name stack of `eqn`, and its context."""
+    """Give what is traced here the line, name stack and, unless `anew`, the context of `eqn`."""
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
     context = contextlib.nullcontext() if anew else eqn.ctx.manager
@@ -251,7 +253,7 @@ _compat.hide_frames(OURS)
 
 @functools.cache
 def unnamed() -> Any:
-    """Return the debug info of a jaxpr without a function; its class is not public."""
+    """Return the debug info of a jaxpr without a function, edited: its class is not public."""
     made: Any = jax.make_jaxpr(lambda: ())().jaxpr.debug_info
     return made._replace(
         traced_for="rewriting", func_src_info="jax_dist", arg_names=None, result_paths=None
@@ -259,7 +261,7 @@ def unnamed() -> Any:
 
 
 def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
-    """Return the line of an equation; in a jit, it may know only lines inside of that jit."""
+    """Return the user's line of an equation, or else of the innermost `around` that has one."""
     return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
 
 
@@ -275,9 +277,8 @@ class Builder:
 
     Attributes:
       eqns: so far.
-      env: what variables of the others became here, where that is another atom; gathers put in
-        other things too.
-      is_changed: whether anything is not as it was.
+      env: what variables of the others became here, if another atom; or a `Deferred` of gathers.
+      is_changed: whether the result differs from `source`.
     """
 
     def __init__(self, source: Any, *, is_program: bool = False) -> None:
@@ -286,7 +287,7 @@ class Builder:
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
         self.is_changed = False
-        self._depth = 0  # of jaxprs that are inlined
+        self._depth = 0  # how many jaxprs are being inlined, one in the other
 
     def read_all(self, atoms: Sequence[Atom]) -> list[Any]:
         """Return what each atom became."""
@@ -294,8 +295,9 @@ class Builder:
         return [atom if isinstance(atom, Literal) else env.get(atom, atom) for atom in atoms]
 
     def copy(self, eqn: JaxprEqn, invars: Sequence[Any], **fields: Any) -> None:
-        """Add an equation as it is, but for its operands and some fields."""
-        if self._depth or self.is_changed:  # variables of its own: a jit may be inlined twice
+        """Add an equation with the operands `invars` and, if need be, new result variables."""
+        # New ones, because a jit may be inlined twice, and operands may be on another mesh now.
+        if self._depth > 0 or self.is_changed:
             outvars = [Var(_drop_mesh(var.aval)) for var in eqn.outvars]
             self.env.update(zip(eqn.outvars, outvars, strict=True))
             eqn = eqn.replace(invars=list(invars), outvars=outvars, **fields)
@@ -305,7 +307,7 @@ class Builder:
 
     @contextlib.contextmanager
     def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
-        """Add what is copied inside as a call of `jaxpr` with `atoms`, in the place of the call."""
+        """Open `jaxpr` for a caller that copies its equations, with `atoms` for its inputs."""
         opened = open_jaxpr(jaxpr)
         self.env.update(zip(opened.invars, atoms, strict=True))
         for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
@@ -335,12 +337,12 @@ class Builder:
 
 
 def _drop_mesh(aval: Any) -> Any:
-    """Return a type without its mesh of Auto axes, of which another one may stand there now."""
+    """Return a type without its mesh of Auto axes, as the new operands may be on another one."""
     is_auto = isinstance(aval, ShapedArray) and {*aval.sharding.mesh.axis_types} == {AxisType.Auto}
     return aval.update(sharding=None) if is_auto else aval
 
 
-# Adds what an equation becomes to a builder, and returns its results; None to leave it alone.
+# Adds the replacement of an equation to a builder, and returns its results; None: no replacement.
 Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
 
 
@@ -367,7 +369,7 @@ def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
-    """Return a jaxpr with some equations traced anew, by handlers for the identity of each."""
+    """Return a jaxpr with some equations replaced by a trace of their handler, found by `id`."""
 
     def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         if id(eqn) not in handlers:

@@ -29,16 +29,16 @@ Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, ou
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-    """A shard_map in the place of a call."""
+    """A shard_map that replaces one custom_partitioning call."""
 
     op: str
     mesh: Mesh
-    lower: Callable[..., Any]  # of blocks, in the trees of the op
+    lower: Callable[..., Any]  # from partition(): the op on blocks, in the trees of the op
     in_tree: Any
     layout: CallLayout  # how partition() wants the values of the call
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run the op on global arrays, as the call does."""
+        """Run the op on global arrays; the results have the types of the replaced call."""
 
         def body(*blocks: jax.Array) -> Values:
             return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
@@ -89,7 +89,7 @@ def plan_partitioning(
         or a sequence), in place of those that the compiler would choose.
 
     Returns:
-      The plan. It changes nothing where there is no such equation, or only one device.
+      The plan. It changes nothing if there is no such equation, or only one device.
 
     Raises:
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
@@ -108,8 +108,8 @@ def plan_partitioning(
     meshes = [mesh] if mesh else propagation.meshes_of(named, in_shardings)
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-        refused = [_finding(eqn, "refused", "left as it is", why) for eqn in calls]
-        return PassPlan(None, tuple(refused))
+        unchanged = [_finding(eqn, "refused", "left as it is", why) for eqn in calls]
+        return PassPlan(None, tuple(unchanged))
     if not meshes or meshes[0].size == 1:
         return PassPlan(None)  # there JAX puts the body of the op into the program itself
     layouts = _layouts_of_calls(program, calls, meshes[0], in_shardings, specs)
@@ -136,12 +136,12 @@ def _layouts_of_calls(
     in_shardings: Sequence[NamedSharding | None],
     specs: Specs,
 ) -> dict[int, CallLayout | str]:
-    """Return how each call is sharded, by `specs` or else by the compiler, by its identity.
+    """Return by the `id` of a call how its values are sharded, or the reason why it stays.
 
-    Or the reason why it stays. A call that the lowered program does not hold has no entry.
+    `specs` of the user say it, or else the compiler. Without entry are calls that lowering drops.
     """
-    asked = [eqn for eqn in calls if _name_of(eqn) not in specs]
-    layouts = propagation.layouts_of(program, asked, mesh, in_shardings)
+    without_specs = [eqn for eqn in calls if _name_of(eqn) not in specs]
+    layouts = propagation.layouts_of(program, without_specs, mesh, in_shardings)
     for eqn in calls:
         if _name_of(eqn) in specs:
             layouts[id(eqn)] = _layout_from_specs(eqn, *specs[_name_of(eqn)])
@@ -155,7 +155,7 @@ def _layouts_of_calls(
 
 
 def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
-    """Return the layout that the user gives a call; raise ArgumentError if it does not fit."""
+    """Return a call's layout from the user's specs; raise ArgumentError if their counts differ."""
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
     counts = len(in_specs), len(results)
     if counts != (len(eqn.invars), len(eqn.outvars)):
@@ -169,11 +169,13 @@ def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> 
 
 
 def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
-    """Return the shard_map that the op's `partition` asks for, if the call is sharded by `layout`.
+    """Call the op's `partition` with the shardings of `layout`; return its answer as a shard_map.
+
+    A `layout` that is a string is the reason why there is none, and is raised.
 
     Raises:
-      ValueError: the answer cannot be said as a shard_map, or JAX raises it, as it may a TypeError
-        or a NotImplementedError.
+      ValueError: no shard_map can express the answer; or JAX or the op raises it, a TypeError or a
+        NotImplementedError.
     """
     params = eqn.params
     if isinstance(layout, str):
@@ -182,9 +184,9 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
     if len(set(mesh.axis_types)) > 1:
         raise ValueError("the mesh has both Auto and Explicit axes")
-    wanted: list[Any] = [var.aval for var in eqn.outvars]
-    if _is_explicit(mesh):  # what the types say is what the program must get back
-        typed = _normalize_specs([aval.sharding.spec for aval in wanted], eqn.outvars)
+    result_types: list[Any] = [var.aval for var in eqn.outvars]
+    if _is_explicit(mesh):  # shardings are part of the types, which the program must get back
+        typed = _normalize_specs([aval.sharding.spec for aval in result_types], eqn.outvars)
         layout = dataclasses.replace(layout, results=typed)
     operands = _sharded_types(eqn.invars, layout.operands, mesh)
     arguments = params["in_tree"].unflatten(operands)
@@ -192,14 +194,14 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
     _, lower, out_shardings, in_shardings = params["partition"](
         *params["static_args"], mesh, arguments, results
     )
-    taken = CallLayout(
+    layout_of_blocks = CallLayout(
         _specs_from_partition(params["in_tree"].flatten_up_to(in_shardings), eqn.invars, mesh),
         _specs_from_partition(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
     )
-    route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], taken)
+    route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], layout_of_blocks)
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
-    made: list[Any] = traced.out_avals
-    for result, aval in zip(made, wanted, strict=True):
+    routed_types: list[Any] = traced.out_avals
+    for result, aval in zip(routed_types, result_types, strict=True):
         if (result.shape, result.dtype) != (aval.shape, aval.dtype) or aval.weak_type:
             weak = "weakly typed " if aval.weak_type else ""
             raise ValueError(
@@ -212,7 +214,7 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
 def _sharded_types(
     atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of values on the mesh, as partition() takes them."""
+    """Return shapes and dtypes with their shardings on the mesh, which partition() takes."""
     return [
         jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=NamedSharding(mesh, spec))
         for atom, spec in zip(atoms, specs, strict=True)
@@ -222,7 +224,7 @@ def _sharded_types(
 def _specs_from_partition(
     shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh
 ) -> tuple[P, ...]:
-    """Return what partition() returned, as specs for shard_map."""
+    """Return the shardings that partition() returned as specs; raise ValueError if none fits."""
     for sharding in shardings:
         is_on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
         if not is_on_mesh or P.UNCONSTRAINED in sharding.spec:
@@ -231,13 +233,13 @@ def _specs_from_partition(
 
 
 def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]:
-    """Return the specs in their one form: an entry a dimension, and no tuple of one."""
-    filled = []
+    """Return the specs with an entry for each dimension, and a name for a tuple of one name."""
+    normalized = []
     for spec, atom in zip(specs, atoms, strict=True):
-        entries = [names_of(entry) for entry in spec]
-        short = [axes[0] if len(axes) == 1 else axes or None for axes in entries]
-        filled.append(P(*short, *[None] * (atom.aval.ndim - len(short))))
-    return tuple(filled)
+        axes_by_dim = [names_of(entry) for entry in spec]
+        entries = [axes[0] if len(axes) == 1 else axes or None for axes in axes_by_dim]
+        normalized.append(P(*entries, *[None] * (atom.aval.ndim - len(entries))))
+    return tuple(normalized)
 
 
 def _name_of(eqn: JaxprEqn) -> str:

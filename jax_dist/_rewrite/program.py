@@ -2,8 +2,8 @@
 
 The user's function is traced once per signature, and JAX remembers that. What the passes make of
 it is traced by a jit object: one for each set of captured arrays, which are its first argument, and
-for each way that arguments are sharded where the passes follow that. A call that the C++ front does
-not know (see `_compat.front`) comes to `_call_anew`, with its arguments.
+for each way that arguments are sharded where the passes follow that. A front is the C++ fast path
+of calls (see `_compat.front`); a call that is not in its cache comes to `_call_anew`.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class _TracedCall:
 
 
 class _KnownCall(NamedTuple):
-    """Facts about calls of one signature."""
+    """The trace that serves a call, and what its program depends on beyond the types."""
 
     traced: _TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
@@ -81,7 +81,7 @@ class _KnownCall(NamedTuple):
 
     @property
     def variant(self) -> Hashable:
-        """The key of its program: on Auto axes, jit traces once for all shardings."""
+        """Key of its jit object: jit traces once for all shardings, but routing depends on them."""
         return (self.shardings, self.meshes) if self.traced.routes else None
 
 
@@ -118,7 +118,7 @@ class RewrittenProgram:
         )
 
     def serve(self, caller: Any) -> None:
-        """Keep `caller.__call__` the fastest way to call."""
+        """Set `caller.__call__` to the fast path now, and whenever another program becomes it."""
         self._callers.add(caller)
         caller.__call__ = self._fronts.call
 
@@ -142,7 +142,7 @@ class RewrittenProgram:
     # ---- a call that the front does not know
 
     def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Make a call; return also what the front of the captured arrays `asking` remembers."""
+        """Run a call that the front of the captured arrays `asking` did not know; see `Answer`."""
         call = self._find(args, kwargs)
         if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
@@ -150,7 +150,7 @@ class RewrittenProgram:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
             return self._run(asking, call, args, kwargs)
-        except ValueError:
+        except ValueError:  # perhaps of jit, for arguments on different sets of devices
             mesh = self.options.mesh
             moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
             if moved is None:
@@ -176,7 +176,7 @@ class RewrittenProgram:
     def _run(
         self, asking: PlacedCaptures, call: _KnownCall, args: _Args, kwargs: _Kwargs
     ) -> _compat.Answer:
-        """Run a call on arrays, for the front of the captured arrays `asking`."""
+        """Run a call on arrays; see `_call_anew` for `asking` and the results."""
         placed = self._place_captures(call)
         self._watch.warn_of(call.traced.lifted.captures, lifted=True)
         if call.mesh is not None and call.traced.fingerprint is not None:
@@ -199,13 +199,13 @@ class RewrittenProgram:
         return self._placements.get(call.traced.lifted, mesh, place)
 
     def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
-        """Return what is known of a call, whose arguments may be tracers."""
+        """Return the trace that serves a call, and the shardings that its arguments show."""
         traced = self._trace_user(args, kwargs)
-        known = [
+        leaf_shardings = [
             None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
             for leaf in jax.tree.leaves(self._dynamic(args, kwargs))
         ]
-        shardings = tuple(s if isinstance(s, NamedSharding) else None for s in known)
+        shardings = tuple(s if isinstance(s, NamedSharding) else None for s in leaf_shardings)
         mesh = self.options.mesh
         meshes = [mesh] if mesh else meshes_of(traced.meshes, shardings)
         return _KnownCall(traced, shardings, tuple(meshes))
@@ -241,7 +241,7 @@ class RewrittenProgram:
         return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
     def _analyze(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> _TracedCall:
-        """Lift the captured arrays of a new trace, and look which passes have work in it."""
+        """Lift the captured arrays of a new trace, and find out which passes can change it."""
         jaxpr, out_tree = traced.jaxpr, jax.tree.structure(traced.out_info)
         remesh.check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
@@ -278,7 +278,7 @@ class RewrittenProgram:
     def _rewrite(
         self, captured: Sequence[Any], args: _Args, kwargs: _Kwargs, variant: Any = None
     ) -> Any:
-        """Evaluate the rewritten program in the current trace."""
+        """Evaluate the rewritten program in this trace; `captured` is empty for constants."""
         traced = self._trace_user(args, kwargs)
         program, _ = self._run_passes(traced, args, kwargs, variant)
         dynamic = jax.tree.leaves(self._dynamic(args, kwargs))
@@ -288,9 +288,10 @@ class RewrittenProgram:
     def _run_passes(
         self, traced: _TracedCall, args: _Args, kwargs: _Kwargs, variant: Any = None
     ) -> tuple[ClosedJaxpr, tuple[PassFinding, ...]]:
-        """Return the program after all passes, and what they found.
+        """Return the program after all passes, and their findings.
 
-        `variant` is that of the call; None to read it from the arguments, which may be tracers.
+        `variant` has the shardings and meshes of the call (see `_KnownCall`); None: read them from
+        the arguments.
         """
         options, lifted = self.options, traced.lifted
         passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
@@ -298,8 +299,8 @@ class RewrittenProgram:
             passes.append(functools.partial(remesh.plan_remesh, mesh=options.mesh))
         if traced.routes:
             call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
-            whole = None if call.mesh is None else NamedSharding(call.mesh, P())
-            shardings = (*[whole] * len(lifted.values), *call.shardings)
+            replicated = None if call.mesh is None else NamedSharding(call.mesh, P())
+            shardings = (*[replicated] * len(lifted.values), *call.shardings)
             plan = functools.partial(plan_partitioning, mesh=call.mesh, in_shardings=shardings)
             passes.append(functools.partial(plan, specs=options.specs))
         if traced.gathers:
@@ -315,9 +316,10 @@ class RewrittenProgram:
         """Return the jit object of a program; captured arrays are its first argument, if any."""
         jits = self._jits.setdefault(placed, {})
         if variant not in jits:
+            # `first` is the position of the user's first argument, after the captured arrays.
             options, first = self._jit_options, int(placed is not NO_CAPTURES)
 
-            # As jax.pmap names them: jit takes a keyword `args` for the position of that name.
+            # `flat_args` as in jax.pmap: a keyword `args` of the user would clash with that name.
             def traced(*flat_args: Any, **kwargs: Any) -> Any:
                 captured = flat_args[0] if first else ()
                 return self._rewrite(captured, flat_args[first:], kwargs, variant)
@@ -347,7 +349,7 @@ class RewrittenProgram:
 
 
 def _described(leaf: Any) -> Any:
-    """Return the type without its mesh, unless the user wrote it with one."""
+    """Return an array on Auto axes as its type, so that all shardings share one trace."""
     if isinstance(leaf, jax.Array):
         kind: Any = jax.typeof(leaf)
         if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
@@ -356,7 +358,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _placed(value: Any, mesh: Mesh | None) -> Any:
-    """Return a captured array on every device of the program, once."""
+    """Return a captured array on the devices of the program: replicated, if it is on one device."""
     is_array = isinstance(value, jax.Array)
     if is_array and len(value.sharding.device_set) > 1:
         return put_copy(value, value.sharding)  # the user has said where

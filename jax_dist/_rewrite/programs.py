@@ -1,7 +1,7 @@
 """Parts of programs that pmap, rewrite and global_view share.
 
 Lowered and Compiled, as the user sees them, hide the captured arrays; each set of captured arrays
-has a front of its own; and calls on CPU wait for their result now and then.
+has a C++ fast path of its own, a front; and calls on CPU wait for their result now and then.
 """
 
 import functools
@@ -28,10 +28,10 @@ def _drop_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
 
 
 class _Hiding:
-    """A stage of a program that does not show its first argument, the values that it is made with.
+    """A mixin for a stage of JAX whose first argument, the captured arrays, the user does not see.
 
-    JAX's class, which comes next, finds the attributes of the other stage, and reads the rest from
-    them.
+    `inner` is the real stage. The JAX class after this one in the bases reads its attributes, which
+    come from `inner`, and derives its other properties from them.
     """
 
     def __init__(self, inner: Any, values: Sequence[Any]):
@@ -102,7 +102,7 @@ class Fronts:
         return self._function()
 
     def use(self, placed: PlacedCaptures, *, is_full: bool) -> bool:
-        """Have `call` go to the front of the program that ran now; return whether it changed."""
+        """Point `call` to the front of the program that just ran; return whether it changed."""
         if self._used == (placed, is_full):
             return False
         self._used = placed, is_full
@@ -113,10 +113,10 @@ class Fronts:
         return True
 
     def _front(self, placed: PlacedCaptures) -> Callable[..., Any]:
-        """Return the front of programs that take these captured arrays first, if any."""
+        """Return the front, made at first use, of programs with these captured arrays."""
         if placed in self._fronts:
             return self._fronts[placed]
-        first = int(placed is not NO_CAPTURES)
+        first = int(placed is not NO_CAPTURES)  # position of the user's first argument
         reference = weakref.ref(placed)  # the front is kept as long as they are
         rerun, without_jit = self._rerun, self._without_jit
 
@@ -139,7 +139,8 @@ class Fronts:
 
 
 def is_staged() -> bool:
-    """Return whether what is computed now is recorded for later, by a jit or a scan around."""
+    """Return whether a jit or scan around is tracing what is computed now."""
+    # Under a trace, constants are tracers too.
     with jax.transfer_guard("allow"):
         return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
 

@@ -32,12 +32,12 @@ def is_partitioned(eqn: JaxprEqn) -> bool:
 
 
 def named_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
-    """Return the meshes that equations name, each once, in order.
+    """Return the meshes with devices that equations name, each once, in order.
 
-    Those of constraints and of jits; if they name none, those of shard_maps.
+    Those of sharding constraints and jits; if they name none, those of shard_maps.
     """
     shardings: list[Any] = []
-    regions: list[Any] = []
+    shard_map_meshes: list[Any] = []
     for eqn in eqns:
         match _compat.name_of(eqn):
             case "jit":
@@ -45,8 +45,9 @@ def named_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
             case "sharding_constraint":
                 shardings.append(eqn.params["sharding"])
             case "shard_map":
-                regions.append(eqn.params["mesh"])
-    return _meshes_among([getattr(s, "mesh", None) for s in shardings]) or _meshes_among(regions)
+                shard_map_meshes.append(eqn.params["mesh"])
+    of_shardings = _meshes_among([getattr(s, "mesh", None) for s in shardings])
+    return of_shardings or _meshes_among(shard_map_meshes)
 
 
 def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
@@ -102,10 +103,9 @@ def inline_jits(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def layouts_of(
     jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn], mesh: Mesh, in_shardings: _Shardings
 ) -> dict[int, CallLayout | str]:
-    """Return how each call is sharded, or the reason why that is unknown, by its identity.
+    """Return by the `id` of a call how Shardy shards its values, or why that is unknown.
 
-    Calls that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
-    body of the operation there.
+    Without entry are calls that lowering drops: their results are unused, or JAX inlines the op.
     """
     config: Any = jax.config  # its attributes are made at run time
     devices, problem = set(mesh.devices.flat), ""
@@ -118,15 +118,16 @@ def layouts_of(
     numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
     layouts = _read_layouts(lowered.compiler_ir(), mesh)
-    return {place: layouts[number] for place, number in numbers.items() if number in layouts}
+    return {key: layouts[number] for key, number in numbers.items() if number in layouts}
 
 
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    """Lower a program with each of some calls in a scope that bears its number."""
+    """Lower a program with each call, by its `id`, in a scope that bears its number."""
 
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
+        # The barrier is an operation in the module that carries the shardings of the operands.
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
 
@@ -150,11 +151,12 @@ def _lower_with_scopes(
 
 
 def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
-    """Return what Shardy chooses for the calls, by the number in their scope."""
+    """Run Shardy on a module; return the layout of each call, or why not, by its scope number."""
     meshes: dict[str, Any] = {}  # that the module declares, by name
     calls: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
+        """Collect the meshes and the custom calls of the module."""
         attributes: Any = operation.attributes
         if operation.name == "sdy.mesh":
             name = ir.StringAttr(attributes["sym_name"]).value

@@ -1,6 +1,6 @@
-"""Evaluation of a jaxpr by binding each equation again, in the context of now.
+"""Evaluation of a jaxpr by binding each equation again, in the current context.
 
-What a traced body says of its mesh (in types, literals, contexts and some parameters) is left out,
+The mesh that a body was traced for (in types, literals, contexts and some parameters) is dropped,
 and each inner body is traced again: JAX then types all of it for the mesh and the axes of the
 context. On the way, chosen equations can be handled otherwise, at any depth.
 """
@@ -27,7 +27,7 @@ def evaluate(
     args: Sequence[Any],
     handler_of: _HandlerOf = lambda _: None,
 ) -> Values:
-    """Return the values of a jaxpr, with each equation bound again.
+    """Return the results of a jaxpr, with each equation bound again in the current context.
 
     Args:
       jaxpr: with its constants, or without if it has none.
@@ -43,14 +43,14 @@ def evaluate(
 def bind_again(
     eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
 ) -> Values:
-    """Return the values of one equation, bound again if it has no handler; and those in it.
+    """Return the results of one equation, by its handler or bound again with all in its bodies.
 
-    `context` is that of the equations that JAX traces now, if it is known.
+    `context` is the one that JAX gives to new equations, if the caller has it already.
     """
     values = untied_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
-    again = functools.partial(evaluate, handler_of=handler_of)
+    again = functools.partial(evaluate, handler_of=handler_of)  # for the bodies
     name, record = _compat.name_of(eqn), record_of(eqn)
     if record.call == "inline":
         (inner,) = interpreter.bodies(eqn)
@@ -86,7 +86,7 @@ def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
 
 
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
-    """Map the body of a shard_map again, with its specs."""
+    """Call `jax.shard_map` with the specs of an equation, on a body that is traced again."""
     params = eqn.params
     is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(
@@ -102,9 +102,10 @@ def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
 
 
 def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
-    """Call the function of a custom_jvp or custom_vjp, whose rule was traced for another mesh.
+    """Call the function of a custom_jvp or custom_vjp, with a rule that raises.
 
-    To differentiate through its body instead could give another derivative without a word.
+    Its own rule was traced for another mesh, and differentiating through its body instead could
+    silently give another derivative.
     """
 
     @jax.custom_jvp
@@ -123,9 +124,10 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Value
 
 
 def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
-    """Return the values, with those of literals as plain scalars: their types name a mesh."""
+    """Return the values, with literals as Python or NumPy values, whose types name no mesh."""
 
     def plain(literal: Literal) -> Any:
+        """Return a Python scalar if it has the literal's weak type, else a NumPy array."""
         aval: Any = literal.aval
         array = np.asarray(literal.val)
         if aval.weak_type and array.ndim == 0:

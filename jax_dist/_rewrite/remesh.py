@@ -34,7 +34,7 @@ class _PmapSite:
 
     eqn: JaxprEqn
     axis: str
-    where: str
+    where: str  # "train.py:12"
     of_jax: bool  # made by jax.pmap, not by ours
 
     @property
@@ -54,8 +54,8 @@ _FILES = (_FILE_OF_JAX, os.path.abspath(emission.__file__))
 def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite]:
     """Return all pmaps of a program; not those inside another shard_map, which move with it.
 
-    `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are told
-    from others by the file that its body was defined in.
+    `jax.pmap` and ours both trace to a shard_map without vma types, manual over one axis. Other
+    such shard_maps have a body that was defined in another file than those of the two pmaps.
     """
     sites = []
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
@@ -101,23 +101,24 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
 
 
 def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
-    """Return the axis of the mesh that a pmap goes to, and the function that runs it there.
+    """Return the axis of the mesh that a pmap goes to, and the handler that emits it there.
 
     Raises:
       _RemeshRefused: it cannot be moved.
     """
-    axis, inside = _rename_mesh(mesh, site)
-    keeps_types = dict(inside.shape) == dict(site.mesh.shape)  # for JAX it is the same mesh
+    axis, pmap_mesh = _rename_mesh(mesh, site)
+    # With equal names and sizes, the types in the body hold as they are; else it is traced again.
+    keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
     inner = site.eqn.params["jaxpr"]
     for eqn in interpreter.equations(inner) if not keeps_types else ():
         if _compat.name_of(eqn) in ("reshard", "sharding_constraint"):
             where = interpreter.source_line(eqn)
             raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
     evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
-    of_pmaps_inside = set(site.mesh.axis_names) - {site.axis}
+    axes_of_inner_pmaps = set(site.mesh.axis_names) - {site.axis}
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
-        """Say how values are sharded on the caller's mesh; the devices are the same."""
+        """Shard values on the caller's mesh, where the axis of the pmap has another name."""
         renamed = [P(*[axis if part == site.axis else part for part in spec]) for spec in specs]
         return [
             lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
@@ -125,15 +126,16 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
         ]
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
+        """Map the body over `pmap_mesh`, the devices of `mesh` with the axis names of the pmap."""
         params = eqn.params
         operands = constrain(values, params["in_specs"])
-        with meshes.context_of(inside):
+        with meshes.context_of(pmap_mesh):
             results = jax.shard_map(
                 lambda *blocks: evaluate(inner, blocks),
-                mesh=inside,
+                mesh=pmap_mesh,
                 in_specs=tuple(params["in_specs"]),
                 out_specs=list(params["out_specs"]),
-                axis_names=set(inside.axis_names) - of_pmaps_inside,
+                axis_names=set(pmap_mesh.axis_names) - axes_of_inner_pmaps,
                 check_vma=False,
             )(*operands)
         return constrain(results, params["out_specs"])
@@ -142,7 +144,7 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
 
 
 def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
-    """Return the axis of the mesh that a pmap goes to, and the mesh with the names of the pmap.
+    """Return the axis of `mesh` that a pmap goes to, and `mesh` with the axis names of the pmap.
 
     Raises:
       _RemeshRefused: no axis fits.
@@ -152,16 +154,16 @@ def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
     # An axis of the mesh for each axis of the pmap and of those inside it, of the same size.
-    names_inside: dict[str, str] = {}  # by the axis of the mesh
+    pmap_names: dict[str, str] = {}  # by the axis of the mesh
     for name, size in site.mesh.shape.items():
-        free = [axis for axis in mesh.shape if axis not in names_inside]
+        free = [axis for axis in mesh.shape if axis not in pmap_names]
         fitting = [axis for axis in free if mesh.shape[axis] == size]
         if not fitting:
             sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
             raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
-        names_inside[name if name in fitting else fitting[0]] = name
-    (target,) = (axis for axis, name in names_inside.items() if name == site.axis)
-    names = [names_inside.get(axis, f"other_{axis}") for axis in mesh.axis_names]
+        pmap_names[name if name in fitting else fitting[0]] = name
+    (target,) = (axis for axis, name in pmap_names.items() if name == site.axis)
+    names = [pmap_names.get(axis, f"other_{axis}") for axis in mesh.axis_names]
     return target, _compat.auto_mesh(mesh.devices, names)
 
 
@@ -181,11 +183,11 @@ def put_on(
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     devices, is_moved = set(mesh.devices.flat), False
-    for place, leaf in enumerate(leaves):
+    for n, leaf in enumerate(leaves):
         is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
         if is_array and leaf.committed and leaf.sharding.device_set != devices:
             is_moved = True
-            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
+            leaves[n] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
     return jax.tree.unflatten(tree, leaves) if is_moved else None
 
 
@@ -210,32 +212,33 @@ def _spec_on(mesh: Mesh, sharding: Any) -> P:
 
 @contextlib.contextmanager
 def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
-    """Have `jax.pmap` map over all processes while tracing, on the devices of `mesh` if they fit.
+    """Have `jax.pmap` map over all processes while tracing; add a finding for each.
 
-    Adds to `findings` what was done.
+    It runs on the devices of `mesh` if that has one axis, and if the pmap names no devices.
     """
     if jax.process_count() == 1:
         yield
         return
 
-    def run(taken: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
-        devices = taken.devices
+    def run(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
+        """Emit an intercepted pmap as ours, which takes and gives the slices of this process."""
+        devices = pmap.devices
         if devices is None and mesh is not None and len(mesh.axis_names) == 1:
             devices = tuple(mesh.devices.flat)
         options = Options(
             fun_name="jax.pmap",
-            axis_name=taken.axis_name,
-            out_axes=taken.out_axes,
+            axis_name=pmap.axis_name,
+            out_axes=pmap.out_axes,
             devices=devices,
-            backend=taken.backend,
-            axis_size=taken.axis_size,
+            backend=pmap.backend,
+            axis_size=pmap.axis_size,
             captures="allow",
             gathers="keep",
         )
-        call = Call.of_taken(taken, leaves, taken.fun, "jax.pmap")
+        call = Call.of_taken(pmap, leaves, pmap.fun, "jax.pmap")
         layout = options.lay_out(call.size, whole=False)
         output, _ = emission.emit(options, call, layout, as_view=True)
-        name = f"jax.pmap over '{taken.axis_name}' of size {layout.size}"
+        name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"
         what = f"{name}: a shard_map over all processes"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
@@ -245,9 +248,9 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
 
 
 def check_none_local(jaxpr: ClosedJaxpr) -> None:
-    """Raise ArgumentError for a pmap over the devices of this process alone.
+    """Raise ArgumentError for a `jax.pmap` over the devices of this process alone.
 
-    It comes out of the cache of a jit inside, which was traced before.
+    Such a one was not intercepted: it is in the cached trace of a jit inside.
     """
     if jax.process_count() == 1:
         return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def find_key_causes(lowered: jax.stages.Lowered, captured: Sequence[str]) -> tuple[Cause, ...]:
-    """Return why a fresh process would not find a program in the persistent cache, if it shows.
+    """Return the visible reasons why a fresh process would not find a program in the cache.
 
     `captured` are the names of the arrays that are part of the program.
     """
@@ -63,18 +63,19 @@ class Report:
         """Return what was done, and the bytes moved between devices before and after."""
         outcomes = [finding.outcome for finding in self.findings]
         actions = [array.action for array in self.captured]
-        done = [f"{outcomes.count(kind)} {kind}" for kind in get_args(Outcome) if kind in outcomes]
+        kinds = [kind for kind in get_args(Outcome) if kind in outcomes]
+        counts = [f"{outcomes.count(kind)} {kind}" for kind in kinds]
         for action in dict.fromkeys(actions):
-            done.append(f"{counted(actions.count(action), 'array')} {action}")
+            counts.append(f"{counted(actions.count(action), 'array')} {action}")
         before, after = self.before.moved_bytes, self.after.moved_bytes
         change = f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
         if round(before) == round(after):
             moved = f"{human_bytes(after)} moved per step"
             change = moved if round(after) else "nothing moved between devices"
-        return f"{', '.join(done) or 'nothing to rewrite'}; {change}"
+        return f"{', '.join(counts) or 'nothing to rewrite'}; {change}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return dicts, lists, strings, numbers and None only."""
+        """Return the report as dicts, lists, strings, numbers and None only, for JSON."""
         moved = {"before": self.before.moved_bytes, "after": self.after.moved_bytes}
         fields = dataclasses.asdict(dataclasses.replace(self, plan=None, captured=()))
         names = ("name", "shape", "dtype", "bytes", "captured_at", "used_at", "action")
@@ -91,7 +92,7 @@ class Report:
 
 
 def _sections(report: Report) -> Iterator[Any]:
-    """Yield what is printed: where nothing was found, only what the user should still know."""
+    """Yield the renderables to print; a section without rows is left out."""
     yield rich.text.Text(f"{report.name}: {report.summary}")
     has_findings = bool(report.findings or report.captured)
     for outcome in get_args(Outcome):
@@ -121,7 +122,7 @@ def _table(
     numbers: int = 0,
     header: bool = True,
 ) -> rich.console.Group:
-    """Return a table of texts, in which nothing is markup; its last columns are numbers."""
+    """Return a titled table of texts without markup, whose last `numbers` columns are numbers."""
     table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
     first_number = len(columns) - numbers
     for name in columns[:first_number]:

@@ -1,7 +1,7 @@
 """Replication analysis: along which axes of the mesh a value is the same on all devices.
 
 It fails closed: of a primitive without a record, nothing is known. Constants are the same
-everywhere, an input along the axes that its spec does not cut; a collective adds its axes or takes
+everywhere, an input along the axes that its spec does not name; a collective adds its axes or takes
 them away; all else is the same where all of its operands are. The types that JAX gives under
 `check_vma=True` are not asked: they call results of branches, loops and callbacks the same
 everywhere though they differ.
@@ -33,26 +33,27 @@ NOWHERE: Same = frozenset()
 
 
 class Invariance:
-    """The facts of bodies, which are kept: loops ask for the same ones again.
+    """Analysis of bodies, whose facts are kept because loops ask for the same ones again.
 
-    A `scope` holds the axes of the shard_maps around a body: all that its collectives may name.
+    `Same` is the set of mesh axes along which all devices hold the same value. A `scope` holds the
+    axes of the shard_maps around a body: all that its collectives may name.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, dict[Any, Same]] = {}
-        self._hidden: dict[int, tuple[JaxprEqn, Any]] = {}
+        self._hidden: dict[int, tuple[JaxprEqn, Any]] = {}  # by id; the equation keeps it unique
 
     def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
         """Return the scope of the body of a shard_map."""
         return scope | frozenset(eqn.params["newly_manual_axes"])
 
     def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
-        """Return what is known of every variable of a body.
+        """Return for every variable of a body the axes along which it is the same on all devices.
 
         Args:
           body: open or closed.
-          ins: one for each input variable.
-          scope: the axes around the body.
+          ins: these axes for each input variable.
+          scope: the axes of the shard_maps around the body; constants are the same along them all.
         """
         body = open_jaxpr(body)
         key = (body, tuple(ins), scope)
@@ -70,13 +71,15 @@ class Invariance:
         return scope if isinstance(atom, Literal) else facts[atom]
 
     def outputs(self, body: Any, ins: Sequence[Same], scope: Same) -> list[Same]:
+        """Return for each result of a body the axes along which it is the same; see `facts`."""
         facts = self.facts(body, ins, scope)
         return [self.same_of(atom, facts, scope) for atom in open_jaxpr(body).outvars]
 
     def of_body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
-        """Return what is known of the inputs of each body of an equation.
+        """Return for each body of an equation the axes along which each of its inputs is the same.
 
-        `ins` is known of the operands, and `scope` is that of the equation.
+        `ins` has these axes for the operands, and `scope` is that of the equation. In a loop they
+        hold for all iterations.
         """
         match record_of(eqn).kind:
             case "branch" | "call" | "loop" as kind:
@@ -85,18 +88,19 @@ class Invariance:
                     if kind == "loop"
                     else ins
                 )
-                return [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
+                return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             case "region":
-                # Along a new axis, a block is the same if its spec cuts nothing along it.
+                # Along a new axis, a block is the same if its spec shards nothing over it.
                 new = frozenset(eqn.params["newly_manual_axes"]) - scope
                 pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
-                return [[same | (new - cut) for same, cut in pairs]]
+                return [[same | (new - sharded_over) for same, sharded_over in pairs]]
         return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
 
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        """Return what is known of the results of an equation, from what is known of its operands.
+        """Return for each result of an equation the axes along which it is the same.
 
-        Nothing of a primitive without a record, or of a callback.
+        `operands` has these axes for each operand. A primitive without a record and a callback may
+        give each device another result, so they give no axes.
         """
         record, count = record_of(eqn), len(eqn.outvars)
         match record.kind:
@@ -117,58 +121,65 @@ class Invariance:
                 # Within groups, devices of other groups get other results. Even of equal operands,
                 # a scatter gives other parts, and a permutation gives zeros to some.
                 same, over = scope.intersection(*operands), frozenset(named_axes(eqn))
-                alike = record.makes_alike and eqn.params.get("axis_index_groups") is None
-                return [same | (over & scope) if alike else same - over] * count
+                is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
+                return [same | (over & scope) if is_unified else same - over] * count
         if (body := self.hidden_body(eqn)) is not None:
             return self.outputs(body, operands, scope)
         return [NOWHERE] * count
 
     def hidden_body(self, eqn: JaxprEqn) -> Any:
-        """Return what an equation computes that shows no body; None where that cannot be seen."""
+        """Return the jaxpr that a `call_hi_primitive` runs but does not show; else None."""
         if id(eqn) not in self._hidden:
             self._hidden[id(eqn)] = eqn, _compat.expanded(eqn)
         return self._hidden[id(eqn)][1]
 
     def _through_bodies(self, eqn: JaxprEqn, same: Same, scope: Same) -> Same:
-        """Return what is left of equal operands after bodies computed with them, in any order."""
+        """Return the axes along which all results of an equation's bodies are the same.
+
+        `same` are the axes along which all operands are. How an unknown primitive connects its
+        bodies is not known: so every input gets what all results share, until that is stable.
+        """
         while True:
-            left = same
+            remaining = same
             for body in bodies(eqn):
                 inputs = [same] * len(open_jaxpr(body).invars)
-                left = left.intersection(*self.outputs(body, inputs, scope))
-            if left == same:
+                remaining = remaining.intersection(*self.outputs(body, inputs, scope))
+            if remaining == same:
                 return same
-            same = left
+            same = remaining
 
     def _operands_in_all_iterations(
         self, eqn: JaxprEqn, ins: list[Same], scope: Same
     ) -> list[Same]:
-        """Return what is known of the operands of a loop in each of its iterations."""
+        """Return for each operand of a loop the axes along which it is the same in all iterations.
+
+        A carry loses axes with each pass over the body, until no further one is lost.
+        """
         names = bodies_of_while(eqn) or ["jaxpr"]
         while True:
-            inputs = [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
+            inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             pairs = zip(names, inputs, strict=True)
             outs = {name: self.outputs(eqn.params[name], part, scope) for name, part in pairs}
-            # Devices may leave a while loop at different times.
-            again = scope.intersection(*outs.pop("cond_jaxpr", ()))
-            (results,), carried = outs.values(), list(ins)
-            for into, out in carries(eqn):
-                carried[into] = ins[into] & results[out] & again
-            if carried == ins:
+            # Along other axes than these, devices may leave a while loop at different times.
+            same_count = scope.intersection(*outs.pop("cond_jaxpr", ()))
+            (results,), after_iteration = outs.values(), list(ins)
+            for operand, result in carries(eqn):
+                after_iteration[operand] = ins[operand] & results[result] & same_count
+            if after_iteration == ins:
                 return ins
-            ins = carried
+            ins = after_iteration
 
     def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        """Return what is known of the results of a loop: its carries, and what a scan collects."""
+        """Return for each result of a loop, carry or stacked, along which axes it is the same."""
         settled = self._operands_in_all_iterations(eqn, operands, scope)
         results: list[Same] = [NOWHERE] * len(eqn.outvars)
-        if "jaxpr" in eqn.params:  # what a scan collects
+        if "jaxpr" in eqn.params:  # a scan, whose stacked results come from its body
             results = self.outputs(eqn.params["jaxpr"], settled, scope)
-        for into, out in carries(eqn):
-            results[out] = settled[into]  # of no iterations, the result is what came in
+        for operand, result in carries(eqn):
+            results[result] = settled[operand]  # without any iteration, a carry is its operand
         return results
 
 
 def cut_along(spec: Any) -> Same:
-    """Return the axes that a PartitionSpec cuts along."""
+    """Return the mesh axes that a PartitionSpec shards over."""
     return frozenset(itertools.chain(*map(names_of, spec)))

@@ -33,8 +33,8 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
     queue = collections.deque([fun])
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     while queue and len(names) < len(arrays) and len(seen) < _FUNCTIONS:
-        fun = queue.popleft()
-        for name, variable in _variables(fun):
+        holder = queue.popleft()
+        for name, variable in _variables(holder):  # "" is what users have no name for
             for path, leaf in _leaves(variable, name, _DEPTH):
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
@@ -42,12 +42,16 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
                 is_array = isinstance(leaf, jax.Array | np.ndarray)
                 identity = array_identity(leaf) if path and is_array else None
                 if identity in arrays and identity not in names:
-                    names[identity] = path, definition(fun)
+                    names[identity] = path, definition(holder)
     return names
 
 
 def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of what a callable holds; other callables without a name."""
+    """Yield the variables that a callable can reach, as (name, value).
+
+    The name is "" for a callable that is only passed through, such as `__wrapped__`: the search
+    goes on inside it, and names start again there.
+    """
     if isinstance(fun, types.MethodType):
         yield "self", fun.__self__
         yield "", fun.__func__
@@ -78,7 +82,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a pytree, and of the objects in it, with their names."""
+    """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # noqa: BLE001  # of a node that cannot be flattened, as keys without order

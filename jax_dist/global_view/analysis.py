@@ -25,7 +25,7 @@ from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
 
 class AxisAnalysis:
-    """Facts about values along the mapped axis."""
+    """Analysis of which values of a step are uniform along the mapped axis, which has this name."""
 
     def __init__(self, name: Any):
         self.name = name
@@ -38,25 +38,26 @@ class AxisAnalysis:
         return {var: self.name in same for var, same in facts.items()}
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
-        """Return for each body of a loop or branch which inputs are uniform in all iterations."""
+        """Return for each body of a loop or branch whether each input is always uniform."""
         inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
     def settle_state(
         self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
     ) -> list[bool]:
-        """Return for every input whether it stays uniform when the step runs in a loop.
+        """Return for every input whether it is uniform in all calls of a step that feeds its state.
 
-        `pairs` are the places of inputs and results that are one leaf of the state.
+        `pairs` are the numbers of the input and the result that are one leaf of the state. A leaf
+        whose result varies comes in varying at the next call, which may make other leaves vary.
         """
         ins = list(ins)
         while True:
             results = self._invariance.outputs(body, self._same(ins), self._scope)
-            varying = [n for n, out in pairs if ins[n] and self.name not in results[out]]
-            if not varying:
+            newly_varying = [n for n, out in pairs if ins[n] and self.name not in results[out]]
+            if not newly_varying:
                 return ins
-            for place in varying:
-                ins[place] = False
+            for number in newly_varying:
+                ins[number] = False
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, is a collective over the axis."""
@@ -80,8 +81,8 @@ class AxisAnalysis:
 def find_origin(body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> str | None:
     """Return where a result of `body` began to vary, "train.py:12 (add)"; None if it is uniform.
 
-    That is the nearest equation with uniform operands only, as `axis_index`; if there is none, the
-    equation that computes the result.
+    That is the nearest equation with a varying result of uniform operands, such as `axis_index`; if
+    there is none, because inputs vary, the equation that computes the result.
     """
     if not isinstance(result, Var) or uniform[result]:
         return None
@@ -94,11 +95,11 @@ def find_origin(body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> str |
         eqn = producers.pop(var, None)
         if eqn is None:  # an input of the body, or visited before
             continue
-        varying = [operand for operand in variables(eqn.invars) if not uniform[operand]]
-        if not varying:
+        varying_operands = [var for var in variables(eqn.invars) if not uniform[var]]
+        if not varying_operands:
             origin = eqn
             break
-        queue += varying
+        queue += varying_operands
     return f"{interpreter.source_line(origin) or 'an unknown line'} ({_compat.name_of(origin)})"
 
 
@@ -130,13 +131,14 @@ class ValueFacts:
 
 
 def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool]) -> Specs:
-    """Return how the values of a body are wanted sharded, if its results are wanted so.
+    """Return the specs wanted of the uniform values of a body, given those of its results.
 
-    A varying value is sharded over the mapped axis already.
+    None leaves a result open. A varying value is sharded over the mapped axis already.
     """
     specs: Specs = {}
 
     def want(atoms: Sequence[Any], wanted: Sequence[Any]) -> None:
+        """Record specs for uniform variables; the first spec that a variable gets stays."""
         for atom, spec in zip(atoms, wanted, strict=True):
             if spec is not None and isinstance(atom, Var) and uniform.get(atom, True):
                 specs.setdefault(atom, spec)
@@ -153,21 +155,22 @@ def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool
 
 
 def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
-    """Return for each body of a call, a loop or a branch how its results are wanted."""
+    """Return for each body the specs of its results, given those of the equation; None: open."""
     if _compat.name_of(eqn) == "while":
         of_body = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
         return [of_body[name] for name in interpreter.bodies_of_while(eqn)]
     results = list(wanted)
     if _compat.name_of(eqn) == "scan":
         _, carried = counts_of_scan(eqn)
-        for n in range(carried, len(results)):  # without the dimension of the iterations
+        for n in range(carried, len(results)):  # stacked: the body's lack the first dimension
             spec = results[n]
-            results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
+            is_sliceable = spec is not None and tuple(spec[:1]) == (None,)
+            results[n] = P(*spec[1:]) if is_sliceable else None
     return [list(results) for _ in interpreter.bodies(eqn)]
 
 
 def operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
-    """Return how the operands of an equation are wanted, if its results are wanted so."""
+    """Return the specs that the operands of an equation should have, given those of its results."""
     record = record_of(eqn)
     if record.elementwise:
         shape = _shape(eqn.outvars[0])
@@ -178,28 +181,29 @@ def operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
-    """Return how each operand of a loop or branch is wanted sharded by a body that reads it.
+    """Return the spec that the bodies of a loop or branch want for each operand; None: none.
 
-    Those from number `first_scanned` on are what a scan goes over: an iteration reads a slice of
-    them, without the first dimension. `wanted` has the specs of the results.
+    `wanted` has the specs of the results. The operands from number `first_scanned` on are those
+    that a scan slices: an iteration reads them without the first dimension.
     """
     specs: list[Any] = [None] * len(eqn.invars)
     is_scan = _compat.name_of(eqn) == "scan"
     first_scanned = sum(counts_of_scan(eqn)) if is_scan else len(eqn.invars)
-    results, places = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
-    for jaxpr, of_body, operands in zip(interpreter.bodies(eqn), results, places, strict=True):
+    results, numbers = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
+    for jaxpr, of_results, operands in zip(interpreter.bodies(eqn), results, numbers, strict=True):
         body = interpreter.open_jaxpr(jaxpr)
-        inside = wanted_specs(body, of_body, {})
-        for var, place in zip(body.invars, operands, strict=True):
-            spec = inside.get(var)
-            if specs[place] is None and spec is not None:
-                specs[place] = spec if place < first_scanned else P(None, *spec)
+        body_specs = wanted_specs(body, of_results, {})
+        for var, number in zip(body.invars, operands, strict=True):
+            spec = body_specs.get(var)
+            if specs[number] is None and spec is not None:
+                specs[number] = spec if number < first_scanned else P(None, *spec)
     return specs
 
 
 def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
     """Return the spec of a cast, transpose, squeeze or slice of a sharded value, else None."""
-    operands, shape = [var for var in variables(eqn.invars) if var in specs], _shape(eqn.outvars[0])
+    operands = [var for var in variables(eqn.invars) if var in specs]
+    shape = _shape(eqn.outvars[0])
     if record_of(eqn).elementwise:
         return next((specs[var] for var in operands if _shape(var) == shape), None)
     if not operands:

@@ -1,4 +1,4 @@
-"""Evaluation of a plan: equations on global arrays, and regions in `shard_map`.
+"""Evaluation of a plan: equations on global arrays, and manual regions, each in a `shard_map`.
 
 Shapes: a uniform value is `[*s]`, however it is sharded; a varying one is `[N, *s]`, sharded over
 the mapped axis, so that each device has its own `[1, *s]`. The body of a region sees `[*s]` of
@@ -6,7 +6,7 @@ both. What a loop carries keeps one form: a carry that varies once varies from t
 uniform value goes in as `[N, *s]`. A scan goes over the first dimension, so what varies comes as
 `[T, N, *s]`.
 
-With `regather`, shards of the state go into regions, and are gathered each time that they are read.
+With `regather`, a region takes the shards of the state, and gathers them each time it reads them.
 """
 
 import dataclasses
@@ -41,19 +41,19 @@ class Emitter:
     reorders: bool  # whether sums may be taken over sharded values, in another order
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
-        """Return the results of a body: uniform `[*s]`, others `[N, *s]`, as `plan.outs` says."""
+        """Return a body's results for `args`; both are `[*s]` if uniform, else `[N, *s]`."""
         inputs = [*plan.body.constvars, *plan.body.invars]
-        known: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
+        env: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
         for step in plan.steps:
             if isinstance(step, Region):
-                outs, outvars = self._run_region(plan.facts, step, known), step.body.outvars
+                outs, outvars = self._run_region(plan.facts, step, env), step.body.outvars
             elif isinstance(step, EnteredEquation):
-                operands, outvars = _read(step.eqn.invars, known), step.eqn.outvars
+                operands, outvars = _read(step.eqn.invars, env), step.eqn.outvars
                 outs = self._run_entered(plan.facts, step, operands)
             else:
-                outs, outvars = self._run_global(step, _read(step.invars, known)), step.outvars
-            known.update(zip(outvars, outs, strict=True))
-        return _read(plan.body.outvars, known)
+                outs, outvars = self._run_global(step, _read(step.invars, env)), step.outvars
+            env.update(zip(outvars, outs, strict=True))
+        return _read(plan.body.outvars, env)
 
     def constrain(self, value: Any, spec: P | None) -> Any:
         """Shard a value by a spec; None leaves it as it is."""
@@ -77,32 +77,32 @@ class Emitter:
     def _run_global(self, eqn: JaxprEqn, operands: Values) -> Values:
         """Run an equation on global arrays, replicated first if its bits depend on shardings."""
         record = record_of(eqn)
-        # A maximum of shards loses a NaN in one of them, in XLA on CPU.
         keeps_bits = record.elementwise or record.moves
-        is_sum = self.reorders and record.sums and not record.ordered
-        # Whole numbers are reduced to the same bits in any order.
+        may_reorder = self.reorders and record.sums and not record.ordered
+        # Whole numbers are reduced to the same bits in any order. Not so a maximum of floats: in
+        # XLA on CPU, one over shards loses a NaN in one of them.
         is_exact = record.reduces and not jnp.issubdtype(jnp.result_type(operands[0]), jnp.inexact)
-        if keeps_bits or is_sum or is_exact:
+        if keeps_bits or may_reorder or is_exact:
             return interpreter.replay(eqn, operands)
         outs = interpreter.replay(eqn, [self.constrain(value, P()) for value in operands])
-        # Or a body in it would be sharded, as its reader wants the result.
+        # Without this, XLA would shard the bodies of a loop as the readers of its result want it.
         return [self.constrain(out, P()) for out in outs]
 
-    def _run_region(self, facts: ValueFacts, region: Region, known: Mapping[Var, Any]) -> Values:
-        """Run a region in one `shard_map`; `known` has the global arrays that it reads."""
+    def _run_region(self, facts: ValueFacts, region: Region, env: Mapping[Var, Any]) -> Values:
+        """Return the results of a region in one `shard_map`; `env` has the arrays it reads."""
         body, axes = region.body, self.axes
         values = [
-            self.gather(known[var], facts.spec_of(var))
+            self.gather(env[var], facts.spec_of(var))
             if facts.is_uniform(var) and var not in region.shards
-            else known[var]
+            else env[var]
             for var in body.invars
         ]
 
-        def on_device(*blocks: Any) -> Values:
+        def on_device(*blocks: Any) -> Values:  # of a varying value, `[1, *s]`
             pairs = zip(body.invars, blocks, strict=True)
             args = [x if facts.is_uniform(var) else lax.squeeze(x, [0]) for var, x in pairs]
-            pairs = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
-            return [x if facts.is_uniform(var) else lax.expand_dims(x, [0]) for var, x in pairs]
+            results = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
+            return [x if facts.is_uniform(var) else lax.expand_dims(x, [0]) for var, x in results]
 
         def spec_of(var: Any, shards: _Shards) -> P:
             if not facts.is_uniform(var):
@@ -126,10 +126,10 @@ class Emitter:
     def _run_entered(self, facts: ValueFacts, step: EnteredEquation, values: Values) -> Values:
         """Return the results of a loop or branch for operands, each uniform or `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
-        # What no iteration of a loop wants sharded is gathered once, before it.
-        for place in interpreter.fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
-            if step.ins[place] and step.in_specs[place] is None:
-                values[place] = self.gather(values[place], facts.spec_of(eqn.invars[place]))
+        # A constant of the loop that no iteration wants sharded is gathered once, before it.
+        for number in interpreter.fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
+            if step.ins[number] and step.in_specs[number] is None:
+                values[number] = self.gather(values[number], facts.spec_of(eqn.invars[number]))
         with interpreter.located(eqn, anew=True):
             if name == "scan":
                 return self._run_scan(step, values)
@@ -140,10 +140,11 @@ class Emitter:
             return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
 
     def _run_scan(self, step: EnteredEquation, values: Values) -> Values:
+        """Run a scan; what varies over iterations is `[N, T, *s]`, for `lax.scan` `[T, N, *s]`."""
         (plan,), (first, carried) = step.plans, counts_of_scan(step.eqn)
         values, last = self._stack_all(values, step.ins, plan.ins), first + carried
         start = self._constrain_all(values[first:last], step.out_specs[:carried])
-        pairs = zip(values[last:], plan.ins[last:], strict=True)
+        pairs = zip(values[last:], plan.ins[last:], strict=True)  # that the scan slices
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
         run_iteration = lambda args: self._run_body(step, plan, *args)
         outs = _scan_with(step.eqn, [*values[:first], *start, *xs], run_iteration)
@@ -152,6 +153,7 @@ class Emitter:
         return [*outs[:carried], *ys]
 
     def _run_while(self, step: EnteredEquation, values: Values) -> Values:
+        """Run a while loop, whose operands are constants of the condition, of the body, carries."""
         plans = dict(zip(interpreter.bodies_of_while(step.eqn), step.plans, strict=True))
         condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
         first = step.eqn.params["cond_nconsts"]
@@ -173,19 +175,20 @@ class Emitter:
         return [self.constrain(x, spec) for x, spec in zip(values, specs, strict=True)]
 
     def _stack_all(self, values: Values, before: Sequence[bool], after: Sequence[bool]) -> Values:
-        """Stack as `[N, *s]` the values that are uniform `before` and vary `after`."""
+        """Stack as `[N, *s]` the values that are uniform by `before`, but not by `after`."""
         flags = zip(values, before, after, strict=True)
         return [x if old == new else self.stack(x) for x, old, new in flags]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _RegionBody:
-    """The body of a region on one device."""
+    """Evaluation of a region on one device, with its psums scattered and its shards gathered."""
 
     axes: MeshAxes
     region: Region
 
     def run(self, args: Values) -> Values:
+        """Return the results on this device, `[*s]`, or a shard of those in `region.scatters`."""
         handlers = self._gathering(self.region.body, self.region.shards)
         for eqn in self.region.body.eqns:
             if not self.region.scatters.keys().isdisjoint(eqn.outvars):
@@ -207,10 +210,10 @@ class _RegionBody:
         return interpreter.replay(eqn, values)
 
     def _run_psum(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run a psum of which a result is scattered, unless a scan has taken its sum already."""
-        in_iterations = {inside.total for inside in self.region.iteration_sums.values()}
+        """Run a psum with scattered results; one that a scan has summed already is passed on."""
+        summed_in_scan = {scan_sum.total for scan_sum in self.region.iteration_sums.values()}
         return [
-            value if var in in_iterations else self.axes.sum(value, self.region.scatters.get(var))
+            value if var in summed_in_scan else self.axes.sum(value, self.region.scatters.get(var))
             for var, value in zip(eqn.outvars, values, strict=True)
         ]
 
@@ -229,53 +232,55 @@ class _RegionBody:
         return self.axes.sum(value, self.region.scatters[iteration_sum.total].of_iteration)
 
     def _gathering(self, body: Jaxpr, shards: _Shards) -> _Handlers:
-        """Return handlers for what reads shards, and for scans that sum in their iterations."""
+        """Return handlers for equations that read the `shards`, and for scans that sum inside."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
-            read = {
+            sharded = {
                 n: shards[atom]
                 for n, atom in enumerate(eqn.invars)
                 if isinstance(atom, Var) and atom in shards
             }
-            if read or not self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
+            if sharded or not self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = functools.partial(self._run_gathering, sharded)
         return handlers
 
-    def _run_gathering(self, read: _Operands, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation that reads shards, or a scan that sums in each iteration."""
-        inside = _shards_inside(eqn, read)
-        gathered = {n: shard for n, shard in read.items() if n not in inside}
-        whole = self._gather_operands(eqn, values, gathered) if gathered else values
-        if not inside and self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
-            return self._bind(eqn, whole)
+    def _run_gathering(self, sharded: _Operands, eqn: JaxprEqn, values: Values) -> Values:
+        """Run an equation with `sharded` operands, gathered here or inside; or a scan that sums."""
+        body_shards = _shards_for_body(eqn, sharded)
+        gathered = {n: shard for n, shard in sharded.items() if n not in body_shards}
+        operands = self._gather_operands(eqn, values, gathered) if gathered else values
+        if not body_shards and self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
+            return self._bind(eqn, operands)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
-        handlers = self._gathering(body, {body.invars[n]: shard for n, shard in inside.items()})
+        shards = {body.invars[n]: shard for n, shard in body_shards.items()}
+        handlers = self._gathering(body, shards)
         if _compat.name_of(eqn) != "scan":
-            # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
+            # The barrier keeps XLA from merging what a checkpoint computes again with the forward
+            # pass, now that its body is evaluated in place.
             is_checkpoint = record_of(eqn).call == "checkpoint"
-            whole = lax.optimization_barrier(whole) if is_checkpoint else whole
-            return self._evaluate(jaxpr, whole, handlers)
+            operands = lax.optimization_barrier(operands) if is_checkpoint else operands
+            return self._evaluate(jaxpr, operands, handlers)
         run_iteration = lambda args: list(
             map(self._sum_of_iteration, eqn.outvars, self._evaluate(jaxpr, args, handlers))
         )
-        return _scan_with(eqn, whole, run_iteration)
+        return _scan_with(eqn, operands, run_iteration)
 
     def _gather_operands(self, eqn: JaxprEqn, values: Values, gathered: _Operands) -> Values:
-        """Gather sharded operands, but only after the other operands are computed."""
+        """Gather sharded operands, but only after the others are computed, to save memory."""
         values = list(values)
         # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
         is_tpu = self.axes.platform == "tpu"
         operands = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
-        tied = [*gathered] if is_tpu else operands
-        barred = lax.optimization_barrier(tuple(values[n] for n in tied))
-        for n, value in zip(tied, barred, strict=True):
+        numbers = [*gathered] if is_tpu else operands
+        after_barrier = lax.optimization_barrier(tuple(values[n] for n in numbers))
+        for n, value in zip(numbers, after_barrier, strict=True):
             values[n] = self.axes.gather(value, gathered[n]) if n in gathered else value
         return values
 
 
-def _read(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
-    return rebind.untied_literals(atoms, interpreter.read_all(atoms, known))
+def _read(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
+    return rebind.untied_literals(atoms, interpreter.read_all(atoms, env))
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:
@@ -283,17 +288,19 @@ def _forward(eqn: JaxprEqn, values: Values) -> Values:
     return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
 
 
-def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, Shard]:
-    """Return the operands that the body of an equation takes as shards.
+def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
+    """Return which `sharded` operands the body of an equation takes as shards, by operand number.
 
-    Those of a call; and of a scan what it goes over, unless along the dimension that is sharded.
-    What all its iterations read is gathered once, before it.
+    All of a call; of a scan those that it slices, unless they are sharded over the iterations
+    (dimension 0). A constant of the scan is gathered once before it; one that is a result too must
+    be whole.
     """
     if record_of(eqn).call in ("inline", "checkpoint"):
-        shards = dict(read)
+        shards = dict(sharded)
     elif _compat.name_of(eqn) == "scan":
         first = sum(counts_of_scan(eqn))
-        shards = {n: shard.of_iteration for n, shard in read.items() if n >= first and shard.dim}
+        sliced = {n: shard for n, shard in sharded.items() if n >= first and shard.dim != 0}
+        shards = {n: shard.of_iteration for n, shard in sliced.items()}
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
@@ -301,7 +308,7 @@ def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, Shard]:
 
 
 def _scan_with(eqn: JaxprEqn, values: Values, run_iteration: Callable[[Values], Values]) -> Values:
-    """Run a scan with the function `run_iteration` instead of its jaxpr."""
+    """Run a scan with a function of constants, carries and slices in the place of its jaxpr."""
     first, carried = counts_of_scan(eqn)
 
     def iteration(carry: Values, xs: Values) -> tuple[Values, Values]:

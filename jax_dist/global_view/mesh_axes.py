@@ -29,10 +29,10 @@ from jax_dist._rewrite.uniformity import cut_along
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """How a value is sharded of which each device along the mapped axis has a shard."""
+    """The sharding of a uniform value of which each device along the mapped axis holds a shard."""
 
-    dim: int  # that is sharded over axes of the mapped one
-    spec: P
+    dim: int  # the dimension that is sharded over axes of the mapped one, and only these
+    spec: P  # of the whole value, also over model axes
 
     @property
     def of_iteration(self) -> "Shard":
@@ -65,7 +65,7 @@ class MeshAxes:
 
     @property
     def rebinds(self) -> bool:
-        """True if equations of the step are others on this mesh."""
+        """True if equations of the step have to be bound again, for other axes than they name."""
         return bool(self.model) or self.mapped != (self.name,)
 
     @property
@@ -79,19 +79,19 @@ class MeshAxes:
         return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
 
     def gathered(self, spec: P) -> P:
-        """Return a spec without the mapped axis."""
+        """Return a spec without the axes of the mapped one: that of a value gathered over them."""
         parts = [tuple(n for n in names_of(part) if n not in self.mapped) for part in spec]
         return P(*[part or None for part in parts])
 
     def shard_of(self, spec: Any) -> Shard | None:
-        """Return the shard by the first dimension that is sharded over the mapped axis alone."""
+        """Return the shard by the first dimension sharded over the mapped axis alone, or None."""
         for dim, part in enumerate(spec or ()):
             if part is not None and {*names_of(part)} <= {*self.mapped}:
                 return Shard(dim, spec)
         return None
 
     def sum(self, value: Any, shard: Shard | None = None) -> Any:
-        """Sum over all devices; with `shard`, each keeps only that of the sum."""
+        """Sum over the mapped axis; with `shard`, each device gets its shard of the sum only."""
         wide, over = self._widen(value), self.mapped
         if shard is not None:
             names = names_of(shard.spec[shard.dim])
@@ -103,13 +103,13 @@ class MeshAxes:
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
 
     def gather(self, value: Any, shard: Shard) -> Any:
-        """Return the whole of the dimension of which each device has a shard."""
+        """Gather the dimension of which each device has a shard; the inverse of slicing it."""
         names = names_of(shard.spec[shard.dim])
         gather = functools.partial(lax.all_gather, axis_name=names, axis=shard.dim, tiled=True)
         return self._send(gather, value, shard.spec)
 
     def _send(self, send: Callable[[Any], Any], value: Any, spec: P) -> Any:
-        """Run a collective on the shards along the model axes, which XLA would gather first."""
+        """Run a collective in each shard of the model axes, over which XLA would gather first."""
         if self.model:
             at, axes = self.gathered(spec), set(self.model)
             send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=axes, check_vma=False)
@@ -130,6 +130,7 @@ class MeshAxes:
         return interpreter.replay if record.tied else None
 
     def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
+        """Run a collective of the step over the mesh axes that its mapped axis is."""
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
@@ -141,7 +142,7 @@ class MeshAxes:
 
     def _run_whole(self, eqn: JaxprEqn, values: Values) -> Values:
         """Run an equation in a `shard_map` that replicates it over the model axes."""
-        inside = dataclasses.replace(self, model=frozenset())
-        bind = lambda *args: rebind.bind_again(eqn, list(args), inside.handler_of)
+        all_manual = dataclasses.replace(self, model=frozenset())  # there XLA may shard nothing
+        bind = lambda *args: rebind.bind_again(eqn, list(args), all_manual.handler_of)
         specs, axes = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.model)
         return jax.shard_map(bind, **specs, axis_names=axes, check_vma=False)(*values)

@@ -77,11 +77,11 @@ class Setting:
         return MeshAxes(self.options.axis_name, mesh, self.mapped)
 
     def leaves_of(self, state: StateType, origins: Mapping[str, str]) -> list[Leaf]:
-        """Return the leaves of a state argument; `origins` has those that vary, by their paths."""
+        """Return the leaves of a state argument; `origins` has by path where some began to vary."""
         leaves = []
-        for place, (keys, kind) in enumerate(jax.tree.leaves_with_path(state.tree)):
+        for number, (keys, kind) in enumerate(jax.tree.leaves_with_path(state.tree)):
             wanted = self._sharding_of(jax.tree_util.keystr(keys, simple=True, separator="/"), kind)
-            path, size = state.paths[place], self.axes.size
+            path, size = state.paths[number], self.axes.size
             origin = origins.get(path)
             sharding = wanted if origin is None else self.axes.sharding_of_varying(wanted.spec)
             leaves.append(Leaf(state.argument, path, kind, wanted, sharding, size, origin))
@@ -124,20 +124,20 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
 
 
 def is_unequal(value: Any, leaf: jax.ShapeDtypeStruct, axes: MeshAxes) -> bool:
-    """Return whether a value is stacked and its slices differ, as dropout keys do."""
+    """Return whether a value is stacked, `[N, *s]`, and its slices differ, as dropout keys do."""
     is_stacked = jnp.shape(value) != leaf.shape
     return is_stacked and not _are_equal(put_slices(value, axes.by_device))
 
 
 def place_leaf(value: Any, leaf: Leaf, axes: MeshAxes) -> Any:
-    """Place a value of the user: as `[N, *s]` if the leaf varies, else as one `[*s]`."""
+    """Place a state value, `[*s]` or stacked: as `[N, *s]` if the leaf varies, else as `[*s]`."""
     if jnp.shape(value) != leaf.type.shape:
         if not leaf.uniform:
             return put_slices(value, leaf.sharding)
         return _first_slice(put_slices(value, axes.by_device), leaf.sharding)
     if not isinstance(value, jax.Array):  # on CPU, `device_put` would share its memory
         value = np.array(value, dtype=type_of(value).dtype)
-    put = put_copy if leaf.uniform else for_each_device
+    put = put_copy if leaf.uniform else for_each_device  # both in memory of its own
     return put(value, leaf.sharding)
 
 
@@ -150,6 +150,7 @@ def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
 def for_each_device(value: Any, sharding: NamedSharding) -> Any:
     """`[*s] -> [N, *s]`: give each device its own copy."""
     is_host, is_traced = not isinstance(value, jax.Array), isinstance(value, Tracer)
+    # jit takes a traced value as it is, and an array that is on the devices of the mesh.
     if is_host or not (is_traced or value.sharding.device_set == sharding.device_set):
         value = put_copy(value, NamedSharding(sharding.mesh, P()))
     return _stack(value, sharding)

@@ -28,12 +28,12 @@ from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.placement import Setting, StateType
 from jax_dist.global_view.regions import BodyPlan, Planner
 from jax_dist.global_view.report import GlobalViewReport, Leaf
-from jax_dist.global_view.traced_steps import TracedStep, Varying, places_of, trace_step
+from jax_dist.global_view.traced_steps import TracedStep, Varying, leaf_numbers, trace_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProgram:
-    """The plan of one signature, and its jit object."""
+    """The plan of a step for one signature, and its jit object."""
 
     setting: Setting
     traced: TracedStep
@@ -50,7 +50,7 @@ class StepProgram:
             leaf.sharding.spec if leaf and leaf.uniform and leaf.is_sharded else None
             for leaf in traced.out_leaves
         ]
-        planner = Planner(analysis, setting, in_one=not any(wanted))
+        planner = Planner(analysis, setting, single_region=not any(wanted))
         return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, wanted))
 
     @functools.cached_property
@@ -66,6 +66,7 @@ class StepProgram:
         return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes, ranks))
 
     def _layout(self, leaf: Leaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
+        """Return the dimension of the slices and the sharding: of a state leaf, or by its axis."""
         if leaf is not None:
             return None if leaf.uniform else 0, leaf.sharding
         spec = axes.spec_of_axis(axis, rank, self.setting.mapped)
@@ -87,11 +88,12 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
+        """The emitter of the plan; XLA may shard regions over model axes if the state uses them."""
         axes, reorders = self.setting.axes, self.setting.reorders
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
         sharded = frozenset().union(*map(cut_along, specs))
         model = frozenset(axes.mesh.axis_names) - {*axes.mapped}
-        # Sums over what is sharded have another order.
+        # To shard computations over model axes changes the order of sums.
         if reorders and not sharded.isdisjoint(model):
             axes = dataclasses.replace(axes, model=model)
         return Emitter(axes, reorders)
@@ -126,7 +128,7 @@ class StepProgram:
         return self.jitted(self.captured, *self._arguments(leaves))
 
     def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
-        """Lower the step for such leaves, without what is captured among its arguments."""
+        """Lower the step for such leaves; the captured arrays do not show as arguments."""
         pairs = zip(self.traced.in_leaves, leaves, strict=True)
         types = [leaf.whole if leaf else type_of(value) for leaf, value in pairs]
         lowered = self.jitted.lower(self.captured, *self._arguments(types))
@@ -171,15 +173,15 @@ class StepProgram:
         return (*args, kwargs) if kwargs else args
 
     def _run(self, captured: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Run the plan on traced captures and argument leaves; return leaves laid by out_axes."""
+        """Run the plan on traced captures and argument leaves; return results moved to out_axes."""
         args = [*captured]
         for value, (axis, _) in zip(leaves, self.in_layouts, strict=True):
             args.append(value if axis is None else jnp.moveaxis(value, axis, 0))
         outs = self.emitter.run(self.plan, args)
-        for place, (axis, _) in enumerate(self.out_layouts):
+        for number, (axis, _) in enumerate(self.out_layouts):
             if axis is not None:
-                out = self.emitter.stack(outs[place]) if self.plan.outs[place] else outs[place]
-                outs[place] = jnp.moveaxis(out, 0, axis)
+                out = self.emitter.stack(outs[number]) if self.plan.outs[number] else outs[number]
+                outs[number] = jnp.moveaxis(out, 0, axis)
         return outs
 
 
@@ -188,11 +190,11 @@ class Signatures:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
-        self._called: dict[Any, StepProgram] = {}  # by the types of calls
-        self._programs: dict[Any, StepProgram] = {}  # by these, with the state as under pmap
+        self._called: dict[Any, StepProgram] = {}  # by the types of calls: state in either form
+        self._programs: dict[Any, StepProgram] = {}  # by the same types, but all state `[N, *s]`
         # By path, the leaves that vary in one of the programs: then they do in all of them.
         self._varying: dict[str, str] = {}
-        self._known: dict[int, StateType] = {}  # by the position of the argument
+        self._known: dict[int, StateType] = {}  # the last one, by the position of the argument
         self.last: StepProgram | None = None
 
     @property
@@ -208,14 +210,14 @@ class Signatures:
         return program
 
     def _find_or_build(self, call: Call, types: list[Any]) -> StepProgram:
-        """Return the program for `call`, whose leaves have these `types`; build it at first use."""
+        """Return the program for a call of these types; build it if new, or more leaves vary."""
         args, _ = call.rebuild(call.leaves)
         state = [self._type_of_state(number, args[number]) for number in self._setting.state]
         leaf_axes = list(call.axes)
         for kind in state:
-            for place, leaf in zip(places_of(call, kind.argument), kind.leaves, strict=True):
+            for n, leaf in zip(leaf_numbers(call, kind.argument), kind.leaves, strict=True):
                 shape = (self._size, *leaf.shape)
-                types[place], leaf_axes[place] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
+                types[n], leaf_axes[n] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
         key = _key_of(call, types)
         program = self._programs.get(key)
         leaves = program.traced.state_leaves if program else ()
@@ -237,34 +239,35 @@ class Signatures:
         return program
 
     def _add_varying(self, origins: Varying) -> None:
-        """Record leaves that vary in all programs from now on."""
+        """Record where leaves begin to vary; they do in all programs from now on."""
         if not origins.keys() <= self._varying.keys():
             self._varying = {**origins, **self._varying}
-            self._called.clear()  # of programs that take them for uniform
+            self._called.clear()  # its programs take these leaves to be uniform
 
     def _type_of_state(self, number: int, state: Any, stacked: Any = None) -> StateType:
-        """Return the types of argument `number` of the state, on one device.
+        """Return and record the types of argument `number` of the state, on one device.
 
-        `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, none is,
-        but for those of a state that has the types of an earlier one.
+        `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, they are
+        those of the last state if that fits in either form; else no leaf is stacked.
         """
-        known, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
+        last, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
         types = [type_of(leaf) for _, leaf in pairs]
-        if stacked is None and known is not None and known.fits(structure, types, self._size):
-            return known
+        if stacked is None and last is not None and last.fits(structure, types, self._size):
+            return last
         name, local_size = axes.argument_name(self._fun, number), self._setting.axes.local_size
         paths, leaves = tuple(name + jax.tree_util.keystr(path) for path, _ in pairs), []
         flags = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
-        for path, kind, is_stacked in zip(paths, types, flags, strict=True):
-            if is_stacked and not {*kind.shape[:1]} & {self._size, local_size}:
+        for path, leaf_type, is_stacked in zip(paths, types, flags, strict=True):
+            if is_stacked and not {*leaf_type.shape[:1]} & {self._size, local_size}:
                 raise ArgumentError(
                     f"The state is given as stacked over {local_size} devices, but {path} has "
-                    f"shape {tuple(kind.shape)}. Give stacked=False for it, or stack it."
+                    f"shape {tuple(leaf_type.shape)}. Give stacked=False for it, or stack it."
                 )
-            leaves.append(jax.ShapeDtypeStruct(kind.shape[int(is_stacked) :], kind.dtype))
+            shape = leaf_type.shape[int(is_stacked) :]
+            leaves.append(jax.ShapeDtypeStruct(shape, leaf_type.dtype))
         kind = StateType(number, structure, paths, tuple(leaves), is_said=stacked is not None)
-        if known is not None and kind != known:  # of another state, other leaves may vary
-            self._varying = {p: x for p, x in self._varying.items() if p not in known.paths}
+        if last is not None and kind != last:  # of another state, other leaves may vary
+            self._varying = {p: x for p, x in self._varying.items() if p not in last.paths}
         self._known[number] = kind
         return kind
 
@@ -303,14 +306,15 @@ class Signatures:
 
     def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
         """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
-        is_said, is_one = self._known[leaf.argument].is_said, shape == leaf.type.shape
-        if not leaf.uniform and is_one and shape[:1] == (self._size,) and not is_said:
+        is_said, is_single = self._known[leaf.argument].is_said, shape == leaf.type.shape
+        looks_stacked = is_single and shape[:1] == (self._size,)
+        if not leaf.uniform and looks_stacked and not is_said:
             raise ArgumentError(
                 f"{leaf.path} of shape {shape} begins to vary at {leaf.origin}: it may have one "
                 f"value for each of {self._size} devices, or one for all. Say which, by "
                 "view.place(state, *other arguments, stacked=...)."
             )
-        if leaf.uniform and not is_one:
+        if leaf.uniform and not is_single:
             raise ArgumentError(
                 f"{leaf.path} has shape {tuple(shape)}, and the step keeps one value of it, of "
                 f"shape {leaf.type.shape}. Place a state of pmap once, by "
@@ -319,5 +323,6 @@ class Signatures:
 
 
 def _key_of(call: Call, types: Sequence[Any]) -> Hashable:
+    """Return what a program depends on: structure, static arguments, and the types of leaves."""
     of_types = ((kind.shape, kind.dtype, kind.weak_type) for kind in types)
     return call.structure, call.static, *of_types

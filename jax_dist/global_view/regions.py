@@ -46,12 +46,12 @@ class IterationSum:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Equations of a `shard_map`, and what goes in and out."""
+    """Equations that run in one `shard_map`, manual over the mapped axis."""
 
-    body: Jaxpr
-    scatters: Mapping[Var, Shard]  # results of a psum that are wanted sharded
+    body: Jaxpr  # of these equations; its inputs and results are values of the step
+    scatters: Mapping[Var, Shard]  # results of a psum that are wanted sharded: psum_scatter
     iteration_sums: Mapping[Var, IterationSum]  # of these, the ones taken in a scan, by its result
-    shards: Mapping[Var, Shard]  # of the inputs, what is gathered in the region
+    shards: Mapping[Var, Shard]  # inputs that come in as shards, and are gathered when read
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -102,10 +102,10 @@ class Planner:
 
     analysis: AxisAnalysis
     setting: Setting
-    in_one: bool  # whether all is one region, as nothing is sharded: pmap's program, to the bit
+    single_region: bool  # nothing is sharded, so all is one region: pmap's program, to the bit
 
     def plan(self, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[P | None]) -> BodyPlan:
-        """Return the steps of a body, stage by stage.
+        """Return the plan of a body.
 
         `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
         """
@@ -115,53 +115,56 @@ class Planner:
         return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))
 
     def _steps(self, body: Jaxpr, facts: ValueFacts) -> list[JaxprEqn | EnteredEquation | Region]:
-        outside: list[list[Any]] = []  # by stage
-        inside: list[list[JaxprEqn]] = []
-        stage_of: dict[Var, int] = {}  # that makes a value
-        of_region: set[Var] = set()
-        last_effect = (0, True)  # stage of the last side effect, and whether it ran outside
+        """Put each equation into the first stage that has its operands; return all, in order."""
+        global_steps: list[list[Any]] = []  # by stage
+        region_eqns: list[list[JaxprEqn]] = []  # by stage
+        stage_of: dict[Var, int] = {}  # the stage that computes a value
+        region_results: set[Var] = set()
+        last_effect = (0, True)  # stage of the last side effect, and whether it ran outside regions
         for eqn in body.eqns:
             entered = self._enter(eqn, facts)
-            is_inside = entered is None and self._runs_inside(eqn, facts)
-            # The first stage with all operands; outside, a region's results come one stage later.
+            is_in_region = entered is None and self._runs_in_region(eqn, facts)
             stage = 0
             for var in variables(eqn.invars):
-                stage = max(stage, stage_of.get(var, 0) + (var in of_region and not is_inside))
+                # Outside of regions, the results of a region can be read one stage later.
+                is_one_later = var in region_results and not is_in_region
+                stage = max(stage, stage_of.get(var, 0) + is_one_later)
             if _compat.has_side_effects(eqn):  # they keep the order of the program
                 before, was_outside = last_effect
-                stage = max(stage, before if is_inside or was_outside else before + 1)
-                last_effect = stage, not is_inside
-            while len(outside) <= stage:
-                outside.append([])
-                inside.append([])
+                stage = max(stage, before if is_in_region or was_outside else before + 1)
+                last_effect = stage, not is_in_region
+            while len(global_steps) <= stage:
+                global_steps.append([])
+                region_eqns.append([])
             stage_of.update((var, stage) for var in eqn.outvars)
-            if is_inside:
-                of_region.update(eqn.outvars)
-                inside[stage].append(eqn)
+            if is_in_region:
+                region_results.update(eqn.outvars)
+                region_eqns[stage].append(eqn)
             else:
-                outside[stage].append(entered or eqn)
+                global_steps[stage].append(entered or eqn)
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
-        read_inside = {var for eqns in inside for var in _operands(eqns)}
-        for steps, eqns in zip(outside, inside, strict=True):
+        region_reads = {var for eqns in region_eqns for var in _operands(eqns)}
+        for steps, eqns in zip(global_steps, region_eqns, strict=True):
             if eqns:
-                steps.append(self._region(eqns, facts, reads, read_inside))
-        return [step for steps in outside for step in steps]
+                steps.append(self._region(eqns, facts, reads, region_reads))
+        return [step for steps in global_steps for step in steps]
 
-    def _runs_inside(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
+    def _runs_in_region(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
         """Return whether an equation runs in a region: it varies, communicates or has effects."""
         return (
-            self.in_one
+            self.single_region
             or not all(map(facts.is_uniform, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.analysis.is_used_by(eqn)
         )
 
     def _enter(self, eqn: JaxprEqn, facts: ValueFacts) -> EnteredEquation | None:
-        """Return a loop or branch that runs on global arrays, with regions in its bodies.
+        """Return the plan of a loop or branch that runs on global arrays; None for all else.
 
-        It does if it makes a value uniform, or sharded; its condition is then uniform.
+        It runs so, with regions in its bodies, if a result is uniform, and wanted sharded or made
+        uniform inside. Its condition is then uniform, or no result would be.
         """
-        if self.in_one or record_of(eqn).kind not in ("loop", "branch"):
+        if self.single_region or record_of(eqn).kind not in ("loop", "branch"):
             return None
         ins, outs = [*map(facts.is_uniform, eqn.invars)], [*map(facts.is_uniform, eqn.outvars)]
         specs = [*map(facts.spec_of, eqn.outvars)]
@@ -176,25 +179,27 @@ class Planner:
         return EnteredEquation(eqn, plans, ins, outs, operand_specs(eqn, specs), specs)
 
     def _region(
-        self, eqns: list[JaxprEqn], facts: ValueFacts, reads: Counter[Var], read_inside: set[Var]
+        self, eqns: list[JaxprEqn], facts: ValueFacts, reads: Counter[Var], region_reads: set[Var]
     ) -> Region:
-        """Return the region of equations.
+        """Return the region that runs these equations.
 
-        `reads` counts how often the body reads a value; `read_inside` are those that regions read.
+        `reads` counts how often equations and results of the body read a value: it is a result of
+        the region if not all of these reads are in it. `region_reads` is what any region reads.
         """
         reads_here = Counter(_operands(eqns))
         # In program order: a set of variables has another order in each process.
-        made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        inputs = [var for var in reads_here if var not in made]
-        results = [var for var in made if reads[var] > reads_here[var]]
+        computed = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
+        inputs = [var for var in reads_here if var not in computed]
+        results = [var for var in computed if reads[var] > reads_here[var]]
         effects = frozenset().union(*[eqn.effects for eqn in eqns])
         body = Jaxpr((), inputs, results, eqns, effects, interpreter.unnamed())
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, eqns)) if self.setting.reorders else []
-        sums = [var for eqn in psums for var in eqn.outvars if var not in read_inside]
+        # A sum that a region reads is needed whole there, so it is not scattered.
+        sums = [var for eqn in psums for var in eqn.outvars if var not in region_reads]
         scatters = self._shards(sums, facts)
-        # A sum that is scattered takes its operands whole.
+        # Each device adds to all shards of a scattered sum, so its operands come in whole.
         whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
         gathered = [var for var in inputs if self.setting.regathers and var not in whole]
         iteration_sums = dict(_iteration_sums(body, scatters))
@@ -207,7 +212,7 @@ class Planner:
 
 
 def _inline_calls(jaxpr: Any) -> ClosedJaxpr:
-    """Return a body, open or closed, without calls."""
+    """Return a body, open or closed, as a closed one with its calls (of jits) inlined."""
     closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
     is_call = lambda eqn: record_of(eqn).call == "inline"
     if not any(map(is_call, closed.jaxpr.eqns)):
@@ -231,7 +236,7 @@ def _iteration_sums(
     """Yield the stacked results of scans whose psum can be taken in each iteration instead.
 
     Nothing else reads such a result: one chain of elementwise equations leads to a psum that is
-    scattered over another dimension than that of the iterations. `scatters` has these psums.
+    scattered over another dimension than 0, that of the iterations. `scatters` has these psums.
     """
     readers: dict[Var, list[JaxprEqn]] = {}
     for eqn in body.eqns:
@@ -244,9 +249,7 @@ def _iteration_sums(
             (eqn,) = readers[var]
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
-                if (
-                    total in scatters and scatters[total].dim
-                ):  # dimension 0 is that of the iterations
+                if total in scatters and scatters[total].dim != 0:
                     yield result, IterationSum(total, tuple(between))
                 break
             if not record_of(eqn).elementwise or len(variables(eqn.invars)) > 1:

@@ -19,7 +19,7 @@ class Leaf:
     argument: int  # its position
     path: str  # "state.params['w']"
     type: jax.ShapeDtypeStruct  # on one device, `[*s]`
-    wanted: NamedSharding  # of `[*s]`, if it is uniform
+    wanted: NamedSharding  # what `shardings` asks for `[*s]`, which it has if it is uniform
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
     size: int  # N
     origin: str | None  # where it began to vary, "train.py:12 (add)"

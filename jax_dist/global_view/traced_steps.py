@@ -58,21 +58,23 @@ def trace_step(
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    results = _pair_results(call, state, lifted.jaxpr, out_tree)
-    captured, paths, of_state = len(lifted.captures), call.paths(), {*results.values()}
-    ins = [True] * captured  # one object for all devices
-    for place, axis in enumerate(call.axes):
-        ins.append(axis is None or (place in of_state and paths[place] not in varying))
-    pairs = [(captured + place, result) for result, place in results.items()]
+    carried = _pair_results(call, state, lifted.jaxpr, out_tree)  # by result, the argument leaf
+    first_leaf, paths, carried_leaves = len(lifted.captures), call.paths(), {*carried.values()}
+    ins = [True] * first_leaf  # a captured array is one object for all devices
+    for number, axis in enumerate(call.axes):
+        # A carried leaf is taken to be uniform until the step is seen to make it vary.
+        is_uniform_state = number in carried_leaves and paths[number] not in varying
+        ins.append(axis is None or is_uniform_state)
+    pairs = [(first_leaf + number, result) for result, number in carried.items()]
     ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
     uniform = analysis.uniform_values(body, ins)
     origins = [find_origin(body, uniform, out) for out in body.outvars]
-    _check_results(call.fun_name, out_tree, out_axes, origins, results)
-    now = {paths[place]: origin for n, place in results.items() if (origin := origins[n])}
-    leaves = _leaves_of_state(setting, call, state, {**now, **varying})
-    in_leaves = [leaves.get(place) for place in range(len(call.leaves))]
-    out_leaves = [leaves.get(results.get(n, -1)) for n in range(len(out_axes))]
+    _check_results(call.fun_name, out_tree, out_axes, origins, carried)
+    by_path = {paths[number]: origin for n, number in carried.items() if (origin := origins[n])}
+    leaves = _leaves_of_state(setting, call, state, {**by_path, **varying})
+    in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
+    out_leaves = [leaves.get(carried.get(n, -1)) for n in range(len(out_axes))]
     return TracedStep(call, lifted, out_tree, out_axes, ins, in_leaves, out_leaves)
 
 
@@ -117,8 +119,9 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 def _pair_results(
     call: Call, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
-    """Return, by place of a result leaf, the place of the state leaf that it replaces."""
+    """Return by number of a result leaf the number of the argument leaf whose new value it is."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
+    # The new state is all results, or an element of them: the first that has its types.
     parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
     pairs: dict[int, int] = {}
     for kind in state:
@@ -126,7 +129,7 @@ def _pair_results(
             outs, structure = jax.tree.flatten(part)
             types = [jaxpr.out_avals[n] for n in outs]
             if kind.fits(structure, types) and pairs.keys().isdisjoint(outs):
-                pairs.update(zip(outs, places_of(call, kind.argument), strict=True))
+                pairs.update(zip(outs, leaf_numbers(call, kind.argument), strict=True))
                 break
         else:
             name = axes.argument_name(call.fun, kind.argument)
@@ -147,10 +150,10 @@ def _check_results(
 ) -> None:
     """Raise ArgumentError for a result that varies and has out_axes=None."""
     paths = jax.tree.leaves_with_path(jax.tree.unflatten(out_tree, out_tree.num_leaves * [0]))
-    for place, (axis, origin) in enumerate(zip(out_axes, origins, strict=True)):
-        if axis is None and origin is not None and place not in state:
+    for number, (axis, origin) in enumerate(zip(out_axes, origins, strict=True)):
+        if axis is None and origin is not None and number not in state:
             raise ArgumentError(
-                f"The result{jax.tree_util.keystr(paths[place][0])} of '{fun_name}' has "
+                f"The result{jax.tree_util.keystr(paths[number][0])} of '{fun_name}' has "
                 f"out_axes=None, but it begins to vary at {origin}. Average it over devices "
                 "(jax.lax.pmean), or give out_axes=0 for it."
             )
@@ -159,11 +162,11 @@ def _check_results(
 def _leaves_of_state(
     setting: Setting, call: Call, state: Sequence[StateType], origins: Varying
 ) -> dict[int, Leaf]:
-    """Return the leaves of the state by place; raise or warn of those that cannot be sharded."""
+    """Return the state's leaves by argument leaf; raise or warn of any that cannot be sharded."""
     leaves: dict[int, Leaf] = {}
     for kind in state:
-        places = places_of(call, kind.argument)
-        leaves.update(zip(places, setting.leaves_of(kind, origins), strict=True))
+        numbers = leaf_numbers(call, kind.argument)
+        leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
     is_mapped = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
     unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_mapped(leaf)]
     lines = "; ".join(
@@ -184,6 +187,6 @@ def _leaves_of_state(
     return leaves
 
 
-def places_of(call: Call, argument: int) -> list[int]:
-    """Return the places of the leaves of an argument among those of the call."""
-    return [place for place, owner in enumerate(call.owners) if owner == argument]
+def leaf_numbers(call: Call, argument: int) -> list[int]:
+    """Return the numbers of the leaves of an argument among those of the call."""
+    return [number for number, owner in enumerate(call.owners) if owner == argument]

@@ -254,7 +254,7 @@ class GlobalView:
         check_runs(self._setting.axes.mesh.devices.flat[:1], name)
 
     def _context(self, *, traced: bool) -> Any:
-        """Leave a mesh that the user has set."""
+        """Return a context that replaces a mesh that the user has set by the view's, or by none."""
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.axes.mesh) if traced else meshes.no_mesh()
