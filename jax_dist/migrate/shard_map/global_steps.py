@@ -29,8 +29,8 @@ def reductions(
 ) -> list[tuple[ast.Call, ast.expr]]:
     """Return the calls of pmean and psum that a jitted step drops, each with its operand.
 
-    Raises Left if the step needs shard_map. `axis` is the text of the axis's name, such as `"batch"`
-    with its quotes; `keys` are the parameters that get a key for each device.
+    Raises Left if the step needs shard_map. `axis` is the code of the axis's name, such as
+    `"batch"` with its quotes; `keys` are the parameters that get a key for each device.
     """
     if keys:
         raise Left("keys per device")
@@ -76,7 +76,7 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
 
 
 def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
-    """Return `[(call, operand)]` of a pmean or psum, else []. Raises Left for other collectives."""
+    """Return [(call, operand)] of a pmean or psum; [] of others. Raises Left."""
     if not isinstance(node, ast.Call):
         return []
     name = module.qualified_name(node.func) or ""

@@ -209,7 +209,7 @@ class Writer:
     # --- names
 
     def name(self, dotted: str, at: ast.AST, short: str = "") -> str:
-        """Return how to write a name of jax, and record its import, from jax.sharding as `short`."""
+        """Return how to write a name of jax, and record its import; jax.sharding's as `short`."""
         text, imports = self.module.name_for(dotted, at)
         if imports == () and text.count(".") == 0:
             return text
