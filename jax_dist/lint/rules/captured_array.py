@@ -37,7 +37,7 @@ def captured_array(module: Module) -> Findings:
     functions_seen: set[scopes.Function] = set()
     reads_seen: set[ast.AST] = set()
     for by, body in traced.traced(module):
-        if by == "jax_dist.pmap":  # which makes arguments of them
+        if by == "jax_dist.pmap":  # it passes captured arrays as arguments
             continue
         for function in traced.reached(module, body):
             if function in functions_seen:
@@ -91,7 +91,7 @@ def _is_array(module: Module, node: ast.Call) -> bool:
 
 
 def _may_be_large(module: Module, node: ast.expr) -> bool:
-    """Return whether an array made of this argument may be large: it is no short literal."""
+    """Return whether `array(node)` may be large: the node is no short literal."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
             return _may_be_large(module, node.func.value)
