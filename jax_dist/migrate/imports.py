@@ -46,7 +46,7 @@ def tidied(before: Module, after: Module) -> bytes:
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
     """Yield the removals of private functions and local values that nothing reads any more."""
     was_read = {
-        (_path(before, scope), name)
+        (_names(before, scope), name)
         for scope in before.scopes.all
         for name in scope.bindings
         if before.reads(scope, name)
@@ -54,7 +54,7 @@ def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
     for scope in after.scopes.all:
         for name, bindings in scope.bindings.items():
             is_private = scope is not after.scopes.module or name.startswith("_")
-            is_unused = (_path(after, scope), name) in was_read and not after.reads(scope, name)
+            is_unused = (_names(after, scope), name) in was_read and not after.reads(scope, name)
             is_made_here = [binding.kind for binding in bindings] in (["def"], ["assign"])
             if is_private and is_unused and is_made_here:
                 statement = after.statement(bindings[0].node)
@@ -74,7 +74,7 @@ def _with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
 
 
-def _path(module: Module, scope: NameScope) -> tuple[str, ...]:
+def _names(module: Module, scope: NameScope) -> tuple[str, ...]:
     """Return the names of a scope and those around it, which identify it in both texts."""
     nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
     return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))

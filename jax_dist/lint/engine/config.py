@@ -150,12 +150,12 @@ def _oldest_jax(folder: str) -> Version | None:
 def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
     """Return the codes of the rules that are on after all choices; a later choice wins.
 
-    Within a choice the selector that names fewer rules wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+    Within a choice the narrower selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
     """
     on = {rule.code for rule in rules if rule.default}
     for choice in choices:
         if choice.select is not None:
-            on = {_codes.SYNTAX_ERROR}  # always: such a file was not checked at all
+            on = {_codes.SYNTAX_ERROR}  # else a file that was not checked would look clean
         selectors = (*(choice.select or ()), *choice.extend_select)
         switches = [(resolve(selector, rules), True) for selector in selectors]
         switches += [(resolve(selector, rules), False) for selector in choice.ignore]

@@ -31,7 +31,7 @@ class FixResult:
     data: bytes  # the new contents of the file; nothing is written yet
     findings: tuple[Finding, ...]  # those that remain
     made: int = 0  # the number of fixes made
-    rejected: str = ""  # why the fixes of the last round were not made; "": all were
+    rejected: str = ""  # why the fixes of the last round were not made
 
 
 def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> FixResult:
@@ -47,14 +47,14 @@ def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) 
         if not chosen:
             break
         try:
-            data, findings = _fixed(load(path, result.data), result.findings, chosen, examiner)
+            data, findings = _apply(load(path, result.data), result.findings, chosen, examiner)
         except (ValueError, SyntaxError) as error:  # also of encodings, notebooks and the parser
             return dataclasses.replace(result, rejected=str(error))
         result = FixResult(data, tuple(findings), result.made + len(chosen))
     return result
 
 
-def _fixed(
+def _apply(
     source: Source, before: Sequence[Finding], chosen: Sequence[Fix], examiner: Examiner
 ) -> tuple[bytes, list[Finding]]:
     """Return the file with fixes made, and its findings then; raise ValueError if one is new."""

@@ -30,7 +30,7 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
         if line not in map(ast.unparse, filter(_is_import, tree.body)):
-            edits = (_joined(source, statement, line) for statement in tree.body)
+            edits = (_merged_import(source, statement, line) for statement in tree.body)
             edit = next(filter(None, edits), None) or _import_edit(source, tree, line)
             source = _edited(source, [edit])
     return source.code
@@ -38,7 +38,7 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
 
 def with_block(source: Source, text: str) -> Source:
     """Return the file with the definitions `text` below its imports, in their notebook cell."""
-    head = _head(sources.parse(source.python))
+    head = _import_block(sources.parse(source.python))
     start, line_end = _line_below(source, head[-1]) if head else (0, "")
     after = source.code[start:]
     blank_lines = len(list(itertools.takewhile(lambda row: not row.strip(), after.splitlines())))
@@ -67,7 +67,7 @@ def _edited(source: Source, edits: Iterable[Edit]) -> Source:
     return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
 
 
-def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
+def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | None:
     """Return the edit that adds the import `line` to a `from a import b` of the same module.
 
     None if the statement is another one, is not written plainly, or would be too wide.
@@ -87,7 +87,7 @@ def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
     return Edit(start, end, joined) if is_plain and len(joined) <= _WIDTH else None
 
 
-def _head(tree: ast.Module) -> list[ast.stmt]:
+def _import_block(tree: ast.Module) -> list[ast.stmt]:
     """Return the first import of jax, or else the docstring, with the imports right below it."""
     anchors = [statement for statement in tree.body if _binds_jax(statement)]
     if anchors:  # an import inside of an `if` only where there is no other
@@ -121,7 +121,7 @@ def _binds_jax(statement: ast.stmt) -> bool:
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     """Return the edit that adds an import to its group: as a rule below the import of jax."""
-    code, head, wanted = source.code, _head(tree), ast.parse(line).body[0]
+    code, head, wanted = source.code, _import_block(tree), ast.parse(line).body[0]
     if not head:  # below the comments at the top: a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
         start = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))

@@ -64,7 +64,7 @@ class Notebook(Source):
             texts[0] = f"{above}\n{texts[0]}"
         pieces, end = [], 0
         for cell, text in zip(self.cells, texts, strict=True):
-            pieces += (self.raw[end : cell.lines[0].start], _spliced(self.raw, cell, text))
+            pieces += (self.raw[end : cell.lines[0].start], _cell_json(self.raw, cell, text))
             end = cell.lines[-1].stop
         return "".join((*pieces, self.raw[end:])).encode(self.encoding)
 
@@ -76,7 +76,7 @@ class Notebook(Source):
         return after
 
 
-def _spliced(raw: str, cell: _Cell, text: str) -> str:
+def _cell_json(raw: str, cell: _Cell, text: str) -> str:
     """Return the JSON of a cell whose source becomes `text`; old lines keep their JSON."""
     slices = cell.lines
     old_json = {json.loads(raw[part]): raw[part] for part in slices}

@@ -1,8 +1,7 @@
 """Reaching definitions: which bindings of a name may hold where it is read.
 
 From a read the search goes back and out, to the statements above it in each block around it, until
-one surely binds the name. A read with more than `LIMIT` bindings is given up, which keeps the work
-linear.
+one surely binds the name. More than `LIMIT` bindings are given up, so the work stays linear.
 """
 
 import ast
@@ -148,7 +147,7 @@ class _NameFlow:
     def _after(self, block: _Block, count: int) -> tuple[_Bindings, bool]:
         """Return the bindings that hold after the first `count` binders of a block.
 
-        The bool says that one of them surely ran, so that no binding from above the block holds.
+        The bool says that these are all: one of them surely ran, or they are more than LIMIT.
         """
         known = self._after_binders.setdefault(block, [({}, False)])
         binders = self._binders.get(block, [])
@@ -157,7 +156,7 @@ class _NameFlow:
         return known[count]
 
     def _after_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
-        """Return what `_after` returns after one more binder; `known` is what it returned before."""
+        """Return what `_after` does after one more binder; `known` is its result before that."""
         before, is_sure = known
         if isinstance(statement, (ast.If, *_UNSURE)):
             bindings = self._within(statement) | before

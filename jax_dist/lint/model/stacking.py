@@ -207,7 +207,7 @@ def _first_size(module: Module, shape: ast.expr | None) -> ast.expr | None:
     return shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
 
 
-_Seen: TypeAlias = frozenset[ast.expr]  # expressions followed so far: ends at `n = n` in a loop
+_Seen: TypeAlias = frozenset[ast.expr]  # expressions followed so far, to stop at `n = n` in a loop
 _COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
 _LISTS = frozenset(("jax.devices", "jax.local_devices"))
 # Names of parameters and settings that count devices.

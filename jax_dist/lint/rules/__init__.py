@@ -26,7 +26,7 @@ class Found:
     node: Any  # an AST node of the file that has a line and column
     message: str
     fix: Fix | None = None
-    needs: Version = (0,)  # the first jax on which the fix works; older projects do not get it
+    needs: Version = (0,)  # the first jax on which the fix works; older projects only see it
 
 
 Findings: TypeAlias = Iterator[Found]

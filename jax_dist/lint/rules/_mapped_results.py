@@ -61,7 +61,7 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
             origins.append(origin)
             sources = []
         else:
-            sources = _sources(module, *step)
+            sources = _previous_steps(module, *step)
         if sources is None or len(seen) > _MOST_STEPS or len(step[1]) > _LONGEST_PATH:
             return []
         waiting += sources
@@ -77,7 +77,7 @@ def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
     return Origin(node, site, path) if site or is_replicate else None
 
 
-def _sources(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
+def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
     """Return what the part at `path` of a node may be, one definition back; None if unknown."""
     match node:
         case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:

@@ -69,14 +69,14 @@ def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None)
     the missing name, and a name that the file sets: `jax.tree_map = jax.tree.map`. Without `adapt`,
     each new name replaces the old one as it is.
     """
-    assigned = _assigned(module)
+    assigned = _assigned_names(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
     yield from _in_imports(module, entries, adapt)
     yield from _in_attributes(module, entries, adapt)
 
 
 @once
-def _assigned(module: Module) -> set[str]:
+def _assigned_names(module: Module) -> set[str]:
     """Return the dotted names that the file sets or deletes, such as "jax.tree_map"."""
     stores = (node for node in module.nodes(ast.Attribute) if not isinstance(node.ctx, ast.Load))
     return {f"{module.qualified_name(node.value)}.{node.attr}" for node in stores}

@@ -32,7 +32,7 @@ class AxisChanges:
 
     def __init__(self, module: Module, files: ProjectFiles):
         self._module, self._files = module, files
-        self._known: dict[ast.AST, Change | None] = {}
+        self._changes: dict[ast.AST, Change | None] = {}
 
     def find(self, node: ast.AST | None) -> Change | None:
         """Return how a call changes the device axis; None if it keeps it or cannot be analyzed."""
@@ -53,17 +53,17 @@ class AxisChanges:
         """Return what a call does to the axis, through all nested calls; None if unknown."""
         if not isinstance(node, ast.Call):
             return None
-        if node not in self._known:
-            change = self._step(self._module, node, 0)
+        if node not in self._changes:
+            change = self._outer(self._module, node, 0)
             while change is not None and change.kind is None:
-                inner = self._step(self._module, change.of, 0)
+                inner = self._outer(self._module, change.of, 0)
                 if inner is None:
                     break
                 change = _compose(change, inner)
-            self._known[node] = change
-        return self._known[node]
+            self._changes[node] = change
+        return self._changes[node]
 
-    def _step(
+    def _outer(
         self, module: Module, node: ast.expr, depth: int, *, of_array: bool = False
     ) -> Change | None:
         """Return what the outermost call of an expression does to the axis; None if unknown.
@@ -127,7 +127,7 @@ class AxisChanges:
                     changes.append(change)
                     break
                 inner = Change(None, value) if value is not None else None
-                inner = inner or self._step(module, change.of, depth + 1, of_array=of_array)
+                inner = inner or self._outer(module, change.of, depth + 1, of_array=of_array)
                 change = inner and _compose(change, inner)
             if change is None:
                 return None

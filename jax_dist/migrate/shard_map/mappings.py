@@ -68,7 +68,7 @@ def read(module: Module, site: Site) -> Mapped:
         )
     if unknown := sorted({*site.arguments} - _TAKEN):
         raise Left(f"{unknown[0]} has no counterpart", f"Leave {unknown[0]} out, or map by hand.")
-    calls = _calls(module, site)
+    calls = _calls_of(module, site)
     if not calls:
         raise Left(
             "its calls are not in this file",
@@ -76,17 +76,17 @@ def read(module: Module, site: Site) -> Mapped:
         )
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, named = _parameters(module, site, function, calls)
-    static = _positions(site.arguments.get("static_broadcasted_argnums"))
+    static = _static_positions(site.arguments.get("static_broadcasted_argnums"))
     if named and (static or site.form != "call"):
         raise Left("a call gives arguments by name", "Give them by position.")
     positional = len(parameters) - len(named)
     # pmap maps what is given by name over dimension 0, whatever in_axes says.
-    axes = [*_axes(site.arguments.get("in_axes"), positional), *[0] * len(named)]
+    axes = [*_flat_in_axes(site.arguments.get("in_axes"), positional), *[0] * len(named)]
     out = _literal(site.arguments.get("out_axes"), 0)
     outs = out if isinstance(out, tuple) else (out,)
     if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
-    results = _results(module, function, calls)
+    results = _result_count(module, function, calls)
     texts = {
         name: _text(module, site, node)
         for name, node in site.arguments.items()
@@ -112,7 +112,7 @@ def _text(module: Module, site: Site, node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def _calls(module: Module, site: Site) -> list[ast.Call]:
+def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     """Return all calls of a mapped function. Raises Left if other files may call it.
 
     A handle is an expression whose value is the mapped function.
@@ -265,7 +265,7 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
         return NotImplemented
 
 
-def _positions(node: ast.expr | None) -> tuple[int, ...]:
+def _static_positions(node: ast.expr | None) -> tuple[int, ...]:
     """Return the static argument numbers. Raises Left."""
     value = _literal(node, ())
     if value is NotImplemented:
@@ -275,7 +275,7 @@ def _positions(node: ast.expr | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _axes(node: ast.expr | None, count: int) -> list[int | None]:
+def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
     """Return in_axes as one entry for each of `count` arguments. Raises Left."""
     value = _literal(node, 0)
     axes = [value] * count if value in (0, None) else value
@@ -288,7 +288,7 @@ def _axes(node: ast.expr | None, count: int) -> list[int | None]:
     return [*axes]
 
 
-def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
+def _result_count(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
     """Return how many results there are; None: one. Raises Left."""
     if function is not None and module.holds(function):
         returned = results_of(function) or ()

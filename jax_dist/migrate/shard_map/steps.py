@@ -27,7 +27,7 @@ class Steps:
         kept = [*site.arguments.values()]
         if site.form == "call":
             kept.append(site.fun)
-            call = self._jitted(mapped, self._module.text(site.fun))
+            call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
         else:
             self._write_decorator(mapped)
@@ -35,16 +35,16 @@ class Steps:
 
     # --- of a call
 
-    def _jitted(self, mapped: Mapped, fun: str) -> Expression:
+    def _jit_call(self, mapped: Mapped, fun: str) -> Expression:
         """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`, or `jax.jit` with shardings."""
         at, options = mapped.site.node, self._donation(mapped)
         if mapped in self._plan.reductions:
             fun, options = self._by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
-        body: Expression = self._shard_map(mapped, self._per_device(mapped, fun))
+        body: Expression = self._shard_map(mapped, self._body_function(mapped, fun))
         if mapped.static:
             options.insert(0, f"static_argnums={mapped.static}")
-            body = self._mapped_per_static(mapped, fun, body)
+            body = self._define_per_static(mapped, fun, body)
         return Call(self._writer.name("jax.jit", at), [body, *options])
 
     def _donation(self, mapped: Mapped) -> list[Expression]:
@@ -83,14 +83,14 @@ class Steps:
         ]
         return Call(self._writer.name("jax.shard_map", at), [*filter(None, [body]), *options])
 
-    def _mapped_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
+    def _define_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
         """Return the name of a new function that maps inside, where static arguments are bound."""
         name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
         lines = ["mapped = ", body], ["return ", Call("mapped", mapped.dynamic)]
         self._writer.define(mapped.site.node, name, mapped.parameters, lines)
         return name
 
-    def _per_device(self, mapped: Mapped, fun: str) -> str:
+    def _body_function(self, mapped: Mapped, fun: str) -> str:
         """Return the text of the function to map: `fun`, or a new one around it.
 
         In shard_map the slice of a device has a leading dimension of size 1, which pmap removes:
@@ -147,8 +147,8 @@ class Steps:
             case ast.Call(args=[inner, *bound], keywords=[*words]) if all(w.arg for w in words):
                 if self._module.qualified_name(mapped.site.fun.func) == "functools.partial":
                     bound, more = map(self._module.text, bound), map(self._module.text, words)
-                    return Call(_called(self._module.text(inner)), [*bound, *arguments, *more])
-        return Call(_called(fun), arguments)
+                    return Call(_callee(self._module.text(inner)), [*bound, *arguments, *more])
+        return Call(_callee(fun), arguments)
 
     def _changes_meaning(self, mapped: Mapped) -> bool:
         """Return whether a name in the function's text means something else in a wrapper around it.
@@ -226,7 +226,7 @@ def _keyword(name: str, specs: Sequence[str]) -> Expression:
     return f"{name}={specs[0]}" if len(set(specs)) == 1 else Call(f"{name}=", specs)
 
 
-def _called(fun: str) -> str:
+def _callee(fun: str) -> str:
     """Return a function's text as it stands before `(...)`: a lambda in parentheses."""
     return f"({fun})" if fun.startswith("lambda") else fun
 
