@@ -110,7 +110,7 @@ class _File:
         self._names = Names(self._home.module, "mapped") if is_vendored else LIBRARY
 
     def migrated(self) -> FileMigration:
-        """Return the migrated file, with its places in the order of lines."""
+        """Return the migrated file with its places, the uses of pmap and the like, by line."""
         source, module = self._first.source, self._first
         planned: list[PlannedPlace] = []
         touched: Mapping[int, Sequence[Span]] = {}
@@ -176,7 +176,7 @@ class _File:
         return source.written(source.code)
 
     def _places(self, module: Module) -> list[PlannedPlace]:
-        """Return the places that need new names only, in the file as it is now."""
+        """Return the places (uses of pmap and the like) that need new names only, with fixes."""
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:

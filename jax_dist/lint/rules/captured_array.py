@@ -103,11 +103,11 @@ def _may_be_large(module: Module, node: ast.expr) -> bool:
     return len(nodes) >= _SMALL or any(isinstance(part, ast.Name | ast.Call) for part in nodes)
 
 
-def _has_size(call: ast.Call, place: int, root: str) -> bool:
-    """Return whether `zeros(shape)`, with the shape at `place`, may make a large array."""
+def _has_size(call: ast.Call, position: int, root: str) -> bool:
+    """Return whether `zeros(shape)` may make a large array; its shape is at a position."""
     shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
     if root != "numpy.random":  # whose functions take sizes in many places
-        shapes += call.args[place : place + 1]
+        shapes += call.args[position : position + 1]
     if not shapes:
         return False  # a single number
     sizes = shapes[0].elts if isinstance(shapes[0], ast.Tuple | ast.List) else [shapes[0]]

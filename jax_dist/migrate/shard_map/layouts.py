@@ -50,7 +50,7 @@ class Layouts:
         )
 
     def _first_guess(self, value: Value) -> Layout:
-        """Return the layout that the definitions and reads of one value allow by themselves."""
+        """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
         kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
         uses = [use.kind for use in value.uses]
         # A batch: split by rows, and given to mapped functions alone.
@@ -108,14 +108,14 @@ class Layouts:
         return before != (self._of_value, self.arguments, self.results)
 
     def _argument_layout(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
-        """Return the layout of an argument in all calls; SLICES if they differ. `axis`: in_axes."""
+        """Return an argument's layout in all calls; SLICES (stacked) if they differ."""
         layouts = {self.of_expression(mapped.arguments(call)[position]) for call in mapped.calls}
         if axis is None:
             return Layout.WHOLE
         return layouts.pop() if len(layouts) == 1 else Layout.SLICES
 
     def of_expression(self, node: ast.expr) -> Layout:
-        """Return the layout of an argument; SLICES if unknown, or if parts of a tuple differ."""
+        """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""
         parts = [*parts_of(self._module, node)]
         if parts != [node]:
             layouts = {*map(self.of_expression, parts)}
@@ -129,7 +129,7 @@ class Layouts:
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
     def _result_layout(self, mapped: Mapped, index: int) -> Layout:
-        """Return WHOLE if each name that a result is assigned to is WHOLE; else SLICES."""
+        """Return WHOLE (replicated) if each target of a result is; else SLICES (stacked)."""
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE
@@ -151,7 +151,7 @@ class Layouts:
         return Layout.WHOLE
 
     def _lower_values(self, mapped: Mapped) -> None:
-        """Make values SLICES that disagree with an argument or result of a mapped function."""
+        """Make values SLICES (stacked) that disagree with arguments or results of a function."""
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
                 for part in parts_of(self._module, argument):
@@ -165,7 +165,7 @@ class Layouts:
                     self._of_value[id(value)] = Layout.SLICES
 
     def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
-        """Make a value SLICES if the argument that it is passed as has another layout."""
+        """Make a value SLICES (stacked) if the argument that it is passed as is not like it."""
         layout = self.of_value(value)
         fits = layout is self.arguments[mapped, position]
         if mapped.axes[position] is None:
@@ -176,7 +176,7 @@ class Layouts:
             self._of_value[id(value)] = Layout.SLICES
 
     def _lower_unpacked(self) -> None:
-        """Keep one layout for all that one expression defines: `a, b = replicate((a, b))`."""
+        """Make all values of one `a, b = replicate((a, b))` SLICES (stacked) if one of them is."""
         by_node: dict[ast.AST, list[Value]] = {}
         for value in self._values.all:
             for definition in value.definitions:
@@ -187,7 +187,7 @@ class Layouts:
                 self._of_value |= dict.fromkeys(map(id, values), Layout.SLICES)
 
     def _lower_read_together(self) -> None:
-        """Keep one layout for all parts of `unreplicate((a, b))`."""
+        """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""
         for value in self._values.all:
             for use in value.uses:
                 if use.kind == "first" and use.of is not None:

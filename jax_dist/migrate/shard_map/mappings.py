@@ -179,7 +179,7 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
 def _reads_of_results(
     module: Module, handle: ast.expr, index: int | None
 ) -> Sequence[ast.expr] | None:
-    """Return the reads of what the function around returns: `handle`, at `index` of a tuple."""
+    """Return where callers read the returned `handle`, at `index` of a tuple; None if unknown."""
     function = module.function(handle)
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -289,7 +289,7 @@ def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
 
 
 def _result_count(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
-    """Return how many results there are; None: one. Raises Left."""
+    """Return the length of the tuple that a function returns; None: no tuple. Raises Left."""
     if function is not None and module.holds(function):
         returned = results_of(function) or ()
         counts = {len(result.elts) if isinstance(result, ast.Tuple) else 0 for result in returned}

@@ -157,7 +157,7 @@ class Placements:
         return not loops or all(module.is_inside(d.node, loops[0]) for d in value.definitions)
 
     def _is_placed_at_definition(self, value: Value) -> bool:
-        """Return whether a value is placed where it is defined, rather than at the calls."""
+        """Return whether to put a value on the devices at its definition, not at each call."""
         if self._layouts.of_value(value) is not Layout.SLICES or _has_results(value):
             return True
         if not all(_is_expression(definition.node) for definition in value.definitions):
@@ -193,7 +193,7 @@ class Placements:
                     self._write_use(use, is_donated=is_donated)
 
     def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
-        """Place a value on the devices of a mapped function where it is defined."""
+        """Write a definition of a value so that it puts the value on the devices, if it must."""
         node: Any = definition.node
         layout, kind = self._layouts.of_value(value), definition.kind
         if layout is Layout.WHOLE and kind == "replicate":

@@ -352,7 +352,7 @@ class Values:
                 or parent.attr in _NOT_FIELDS
                 or module.call_of(parent) is not None  # a method
             ):
-                break
+                break  # `x.params` is a part of the value; `x.shape` and `x.f()` are none
             whole = parent
         use = self._use_of(key, whole, load)
         if use is not None:

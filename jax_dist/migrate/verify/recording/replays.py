@@ -200,7 +200,7 @@ def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
 
 
 def _largest(x: Any, y: Any) -> float:
-    """Return the largest difference of two arrays; infinity if only one is NaN somewhere."""
+    """Return the largest difference of two arrays; infinity if NaNs or non-numbers differ."""
     import numpy as np
 
     if x.dtype.kind not in "fiu":
