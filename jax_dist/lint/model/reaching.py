@@ -31,10 +31,10 @@ class Reaching:
 
     def bindings_of(self, node: ast.Name) -> list[Binding] | None:
         """Return the bindings that may hold at a read; None if there are none or too many."""
-        home = self._tree.scope(node).lookup(node.id)
-        if home is None:
+        scope_and_bindings = self._tree.scope(node).lookup(node.id)
+        if scope_and_bindings is None:
             return None
-        scope, bindings = home
+        scope, bindings = scope_and_bindings
         if len(bindings) == 1:
             return bindings
         return self._flow(scope, node.id).reads.get(node)

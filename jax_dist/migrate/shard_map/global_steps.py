@@ -76,7 +76,7 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
 
 
 def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
-    """Return [(call, operand)] of a pmean or psum; [] of others. Raises Left."""
+    """Return [(call, operand)] of a pmean or psum, else []; raise Left at other collectives."""
     if not isinstance(node, ast.Call):
         return []
     name = module.qualified_name(node.func) or ""

@@ -97,8 +97,8 @@ class Steps:
         the new function takes `x[0]` of such arguments, and returns `x[None]` of such results.
         """
         names, at = mapped.parameters, mapped.site.node
-        taken, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
-        if not (taken or any(results) or mapped.static):
+        slices, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
+        if not (slices or any(results) or mapped.static):
             return self._by_position(mapped, fun)
         tree_map = self._writer.name("jax.tree.map", at)
 
@@ -108,9 +108,9 @@ class Steps:
             return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: {change}", packed])
 
         lines: list[tuple[str, Expression]] = [
-            (f"{name} = ", f"{name}[0]") for name, is_key in taken.items() if is_key
+            (f"{name} = ", f"{name}[0]") for name, is_key in slices.items() if is_key
         ]
-        if trees := [name for name, is_key in taken.items() if not is_key]:
+        if trees := [name for name, is_key in slices.items() if not is_key]:
             lines.append(leaves("x[0]", trees))
         call = self._call_of(mapped, fun)
         if all(results):
@@ -163,8 +163,8 @@ class Steps:
             bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
         for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
             if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
-                scope = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
-                if scope is None or not module.is_inside(scope[0].node, fun):
+                home = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+                if home is None or not module.is_inside(home[0].node, fun):  # not bound in fun
                     return True
         return False
 

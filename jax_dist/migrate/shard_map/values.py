@@ -373,7 +373,7 @@ class Values:
             arguments = [*call.args, *(word.value for word in call.keywords)]
             return Use("argument", whole, call=call, position=arguments.index(container))
         first = self.changes.find_first(outside)
-        around_or_self = (whole, *module.ancestors(whole))
+        around_or_self = (whole, *module.ancestors(whole))  # `unreplicate((x, y))` takes a tuple
         if first is not None and isinstance(outside, ast.Call) and first.of in around_or_self:
             return Use("first", outside, first.of, to_host=first.to_host)
         if isinstance(call, ast.Call) and waits(module, call):

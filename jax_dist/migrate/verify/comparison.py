@@ -264,8 +264,8 @@ def _amount(old: Leaf, new: Leaf) -> str:
     if x is None or (x == y).all():
         return ""
     text = f" by up to {np.max(np.abs(x - y)):.3g}"
-    usual = (x != 0) & np.isfinite(x) & np.isfinite(y)
-    ratio = float(np.median(y[usual] / x[usual])) if usual.any() else 1.0
+    has_ratio = (x != 0) & np.isfinite(x) & np.isfinite(y)
+    ratio = float(np.median(y[has_ratio] / x[has_ratio])) if has_ratio.any() else 1.0
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
 
 
