@@ -1,4 +1,4 @@
-"""The names of a migrated file that nothing uses any more: their imports and definitions go."""
+"""Removal of the imports and definitions that nothing in a migrated file uses any more."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ from jax_dist.lint.model.scopes import NameScope
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
 from jax_dist.migrate.sites import is_vendored
 
-# Calls that a migration leaves without a reader: of devices, and of where they are put.
+# Calls without effects, whose results a migration may leave unread.
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
 _PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "numpy.array")
 _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -44,9 +44,9 @@ def tidied(before: Module, after: Module) -> bytes:
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
-    """Yield the removals of private functions and local values that only `before` reads."""
+    """Yield the removals of private functions and local values that nothing reads any more."""
     was_read = {
-        (_path(before, scope), name)
+        (_names(before, scope), name)
         for scope in before.scopes.all
         for name in scope.bindings
         if before.reads(scope, name)
@@ -54,7 +54,7 @@ def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
     for scope in after.scopes.all:
         for name, bindings in scope.bindings.items():
             is_private = scope is not after.scopes.module or name.startswith("_")
-            is_unused = (_path(after, scope), name) in was_read and not after.reads(scope, name)
+            is_unused = (_names(after, scope), name) in was_read and not after.reads(scope, name)
             is_made_here = [binding.kind for binding in bindings] in (["def"], ["assign"])
             if is_private and is_unused and is_made_here:
                 statement = after.statement(bindings[0].node)
@@ -65,7 +65,7 @@ def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
 
 
 def _with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
-    """Return the removal of a statement, with the blank lines that it no longer needs."""
+    """Return the removal of a statement, with the blank lines that set it apart."""
     edit, code = module.line_edit(statement), module.source.code
     above = code[: edit.start].rstrip(b"\n \t")
     if above.endswith(b":"):  # it is the first of a body
@@ -74,14 +74,14 @@ def _with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
 
 
-def _path(module: Module, scope: NameScope) -> tuple[str, ...]:
-    """Return the names of a scope and of those around it."""
+def _names(module: Module, scope: NameScope) -> tuple[str, ...]:
+    """Return the names of a scope and those around it, which identify it in both texts."""
     nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
     return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))
 
 
 def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
-    """Return whether a statement only defines a function or a local value."""
+    """Return whether a statement may go: it defines a function or calls functions in `_PURE`."""
     match statement:
         case ast.FunctionDef(decorator_list=[]):
             return True
@@ -96,7 +96,7 @@ def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
 def _is_of_project(
     module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
 ) -> bool:
-    """Return whether an import runs a file that is not of an installed library."""
+    """Return whether an import runs a file of the project, which may have effects."""
     if isinstance(statement, ast.Import):
         return alias.name.partition(".")[0] not in KNOWN
     if is_vendored(f"{statement.module}.{alias.name}"):
@@ -105,6 +105,7 @@ def _is_of_project(
 
 
 def _is_read(module: Module, name: str) -> bool:
+    """Return whether code, or a string that is code, reads a name of the module's level."""
     scope = module.scopes.module
     if name not in scope.bindings:
         return False
@@ -130,7 +131,7 @@ def _removals(
     unused: list[ast.alias],
     above: Edit | None,
 ) -> list[Edit]:
-    """Return the edits that take names out of an import; `above` is the edit before it."""
+    """Return the edits that take `unused` out of an import; `above` is the removal before it."""
     start, end = module.span(statement)
     line = module.source.line_text(start)
     after = module.source.line_text(end)[module.source.position(end).column - 1 :]

@@ -1,6 +1,6 @@
 """Migrate files together, to one target.
 
-Fixes inside of other fixes wait for the next round. The last text must parse.
+A fix inside of another waits for the next round. The last text must parse.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ _ROUNDS = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MigrationOptions:
-    """A target, and what limits it."""
+    """The target of a migration, and what it is limited to."""
 
     to: Target = "jax_dist"
     jax: Version | None = None  # the oldest jax that the code must run on; None: the newest
     lines: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)  # by path
-    # By path and line: what a run has shown to need another form.
+    # By path and line: the places that differed in a run, and the target to use for them instead.
     back: Mapping[str, Mapping[int, Back]] = dataclasses.field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ def migrate_text(
 ) -> FileMigration | None:
     """Return one file migrated; None if there is nothing to do in it and nothing to report.
 
-    An error of ours stays in its file: that is left whole, with the error as its problem.
+    An error in jax_dist itself leaves the file as it was, with the error as its problem.
     """
     files = files or ProjectFiles()
     try:
@@ -103,24 +103,24 @@ class _File:
         path = module.source.path
         self._back = options.back.get(path, {})
         self._chosen = options.lines.get(path)
-        # The whole file: its mapped functions share values.
+        # One place that goes back takes the file along, since its mapped functions share values.
         is_back = any(form == "vendored" for form, _ in self._back.values())
         self._to: Target = "vendored" if is_back else options.to
         is_vendored = self._to == "vendored"
         self._names = Names(self._home.module, "mapped") if is_vendored else LIBRARY
 
     def migrated(self) -> FileMigration:
-        """Return the file with its places."""
+        """Return the migrated file with its places, the uses of pmap and the like, by line."""
         source, module = self._first.source, self._first
         planned: list[PlannedPlace] = []
         touched: Mapping[int, Sequence[Span]] = {}
         if self._to in ("shard_map", "jit"):
-            module, planned, touched = self._mapped_again(module)
-        renamed = self._places(self._first)
+            module, planned, touched = self._rewrite_mapped(module)
+        renamed = self._places(self._first)  # reported by the lines of the old text
         places = [*(p.place for p in (*planned, *renamed)), *unparsed_cells(source)]
         if module is not self._first:
-            renamed = self._places(module)
-        before, after = source.written(source.code), self._rewritten(module, renamed)
+            renamed = self._places(module)  # fixed in the rewritten text
+        before, after = source.written(source.code), self._with_fixes(module, renamed)
         needs_module = self._names is not LIBRARY and after != before
         needs_module = needs_module and f"from {self._home.module} import".encode() in after
         return FileMigration(
@@ -132,18 +132,19 @@ class _File:
             touched=touched,
         )
 
-    def _mapped_again(
+    def _rewrite_mapped(
         self, module: Module
     ) -> tuple[Module, list[PlannedPlace], Mapping[int, Sequence[Span]]]:
-        """Return the file with its mapped functions by jax.shard_map, their places and reads."""
+        """Return the file with its mapped functions rewritten, their places, and `touched`."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
-        left: set[int] = set()
+        left_lines: set[int] = set()
         if self._chosen is not None:
             spans = (module.span(site.reference) for site in sites.find(module, self._to))
-            left = {module.source.position(start).line for start, _ in spans} - self._chosen
-        lower = {line: reason for line, (_, reason) in self._back.items()}
-        result = rewrite(module, self._files, self._to, left, lower)
+            lines = {module.source.position(start).line for start, _ in spans}
+            left_lines = lines - self._chosen
+        shard_map_lines = {line: reason for line, (_, reason) in self._back.items()}
+        result = rewrite(module, self._files, self._to, left_lines, shard_map_lines)
         if result.fix is None:
             return module, result.places, {}
         source = module.source.edited(new_imports.placed(module, [result.fix]))
@@ -152,21 +153,21 @@ class _File:
         touched = review.touched_lines(module, result.touched)
         return self._files.project.module(source), result.places, touched
 
-    def _rewritten(self, module: Module, planned: list[PlannedPlace]) -> bytes:
-        """Return the new bytes."""
+    def _with_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
+        """Return the file's bytes with the fixes of all places made, round by round."""
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:
-                return self._finished(module)
+                return self._tidied(module)
             placed = new_imports.placed(module, choose_fixes(fixes))
             module = self._files.project.module(module.source.edited(placed))
-            if self._chosen is not None:  # by lines of the first text
-                return self._finished(module)
+            if self._chosen is not None:  # these lines are of the first text: one round only
+                return self._tidied(module)
             planned = self._places(module)
         raise RuntimeError("the new text would change again each time")
 
-    def _finished(self, module: Module) -> bytes:
-        """Return the bytes of a migrated file without what nothing in it uses any more."""
+    def _tidied(self, module: Module) -> bytes:
+        """Return the bytes of a migrated file, without imports and definitions now unused."""
         source = module.source
         if module is not self._first:
             while (code := imports.tidied(self._first, module)) != source.code:
@@ -175,7 +176,7 @@ class _File:
         return source.written(source.code)
 
     def _places(self, module: Module) -> list[PlannedPlace]:
-        """Return the places whose names change, in the file as it is now."""
+        """Return the places (uses of pmap and the like) that need new names only, with fixes."""
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:

@@ -1,4 +1,4 @@
-"""Places that are migrated or left, and files before and after."""
+"""Results of a migration: places, the uses of pmap and its like, and files before and after."""
 
 import ast
 import dataclasses
@@ -12,7 +12,7 @@ from jax_dist.lint.model.sources import Source
 
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-# The form that a place takes instead (None: it stays) after a run, and why.
+# The target to migrate a place to after a run showed a difference (None: leave it), and why.
 Back: TypeAlias = tuple[Target | None, str]
 Span: TypeAlias = tuple[int, int]  # bytes
 Status: TypeAlias = Literal["done", "left"]
@@ -20,7 +20,7 @@ Status: TypeAlias = Literal["done", "left"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """One place of a file, and its result."""
+    """One use of pmap or of a related name in a file, and whether it was migrated."""
 
     path: str
     line: int  # of the file before, from 1; of the cell in a notebook
@@ -30,8 +30,8 @@ class Place:
     what: str  # "jax.pmap", as the place spells it
     reason: str = ""  # why it was left; or a remark on what was done
     by_hand: str = ""  # one sentence: what to do about a place that was left
-    form: str = ""  # of one that is done: "jax_dist", "vendored", "shard_map", "jit"
-    is_mapped: bool = False  # it is a mapped function, not what is done with its values
+    form: str = ""  # the target that it was migrated to: "jax_dist", "shard_map", ...
+    is_mapped: bool = False  # it maps a function: it is no import, alias or placement of arrays
 
     @property
     def where(self) -> str:
@@ -51,7 +51,7 @@ class FileMigration:
     problem: str = ""  # why the file was left whole
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
-    # By line of the text before: the expressions that read a value of another form.
+    # By line of the text before: the bytes of expressions that read a value whose shape changes.
     touched: Mapping[int, Sequence[Span]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -59,14 +59,14 @@ class FileMigration:
         return self.before != self.after
 
     def unchanged(self, problem: str = "") -> "FileMigration":
-        """Return the file as it was, with its places."""
+        """Return the result for a file that is not written after all, for the reason `problem`."""
         return FileMigration(self.path, self.before, self.before, self.places, problem)
 
 
 class Left(Exception):
     """Raised where a place cannot be migrated.
 
-    The reason has the same words at each such place, so that reports can count them.
+    The reason has the same words at each such place, so that reports can group them.
     """
 
     def __init__(self, reason: str, by_hand: str = ""):
@@ -77,7 +77,7 @@ class Left(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedPlace:
-    """A place with the fix that migrates it; `span` are its bytes."""
+    """A place with the fix that migrates it, if that is its own; `span` are its bytes."""
 
     place: Place
     span: Span
@@ -93,7 +93,10 @@ class PlannedPlace:
         left: Left | None = None,
         **more: Any,
     ) -> "PlannedPlace":
-        """Return a place that is left, or is migrated by its fix, or by that of another place."""
+        """Return the place of a node: left for the reason `left`, else migrated.
+
+        Without a `fix`, the fix of another place migrates it. `more` are fields of `Place`.
+        """
         span = module.span(node)
         position = module.source.position(span[0])
         if left is not None:

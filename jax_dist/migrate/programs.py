@@ -1,4 +1,4 @@
-"""Unedited programs, run with other functions in the place of `jax.pmap`."""
+"""Runs of unedited programs in which `jax_dist.pmap` replaces `jax.pmap`."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The other files of a project, as far as a migration asks: who defines a name."""
+"""The other files of a project, in which a migration looks up who defines a name."""
 
 import ast
 import os
@@ -22,7 +22,7 @@ class ProjectFiles:
         self.shown: Mapping[str, str] = {os.path.abspath(path): path for path in paths}
 
     def definition(self, module: Module, dotted: str) -> tuple[Module | None, ast.AST | None]:
-        """Return the file that a dotted name leads to, and the one definition that it has there."""
+        """Return the file that defines a dotted name, and the node that does; or None and None."""
         home, _, name = dotted.rpartition(".")
         path = self.project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
         other = self.project.opened(path, is_whole=True) if home and path else None
@@ -32,7 +32,7 @@ class ProjectFiles:
     def definer(self, module: Module, reference: ast.expr) -> str | None:
         """Return the other file of the project that binds a name which is used here.
 
-        Files that only import it and hand it on are looked through. None if the name, or attribute
+        Files that only re-export it are looked through. None if the name, or an attribute
         such as `constants.pmap`, is bound in this file, or comes from no file of the project.
         """
         names = module.text(reference).split(".")

@@ -1,6 +1,6 @@
 """The targets that change names only: `jax_dist.pmap`, or `mapped` of the vendored module.
 
-Both take what pmap takes and give what it gives, so nothing around a place changes. One thing goes:
+Both take and return what pmap does, so the code around them stays. One thing is removed:
 a bare `jax.jit` around a pmap, since inside a jit neither could place its arguments. Removed names
 of JAX, and the pmaps of other libraries, change with it.
 """
@@ -40,17 +40,17 @@ class Renames:
     def places(self, jax: Version | None) -> list[PlannedPlace]:
         """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
         return [
-            *map(self._of_site, sites.find(self._module, self._target)),
-            *self._of_imports(),
-            *self._of_puts(),
-            *self._of_other_pmaps(),
+            *map(self._place_of_site, sites.find(self._module, self._target)),
+            *self._places_of_imports(),
+            *self._places_of_puts(),
+            *self._places_of_other_pmaps(),
             *places_of_rules(self._module, jax),
         ]
 
     # --- references to pmap
 
-    def _of_site(self, site: Site) -> PlannedPlace:
-        """Return the place of one reference to pmap, with its fix if it has one of its own."""
+    def _place_of_site(self, site: Site) -> PlannedPlace:
+        """Return the place of one reference to pmap; `fix` is None if another place has it."""
         module, reference = self._module, site.reference
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
             why = Left(
@@ -74,7 +74,7 @@ class Renames:
         return PlannedPlace.at(*place, reason=remark, form=form, is_mapped=is_mapped)
 
     def _fix(self, site: Site) -> Fix | None:
-        """Return the fix of one reference; None if the fix of another place does it."""
+        """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
         module, reference = self._module, site.reference
         unjitted = _unjitted(module, site)
         if isinstance(reference, ast.Attribute):
@@ -92,13 +92,11 @@ class Renames:
         return self._fix_of_import(alias, alias.asname or alias.name, unjitted)
 
     def _imports_pmap(self, dotted: str) -> bool:
+        """Return whether an import of a dotted name imports a pmap that the target replaces."""
         return dotted in sites.names_of(self._module, "pmap", self._target)
 
     def _fix_of_import(self, alias: ast.alias, bound: str, more: tuple[Edit, ...] = ()) -> Fix:
-        """Return the fix by which `from jax import a, pmap` becomes `from jax import a`.
-
-        The name stays, and comes from elsewhere.
-        """
+        """Return the fix that imports the name `bound` from the target's module instead of jax."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
         line, added = self._names.import_as(bound), ()
@@ -108,8 +106,8 @@ class Renames:
             edits, added = new_imports.remove_names(self._module, statement, [alias]), (line,)
         return Fix("import pmap from elsewhere", Safety.SAFE, (*edits, *more), added)
 
-    def _of_imports(self) -> Iterator[PlannedPlace]:
-        """Yield `from jax import pmap` of a file that only hands the name on."""
+    def _places_of_imports(self) -> Iterator[PlannedPlace]:
+        """Yield `from jax import pmap` of a file that does not read it: others may import it."""
         scope = self._module.scopes.module
         for name, bindings in scope.bindings.items():
             for binding in bindings:
@@ -123,7 +121,7 @@ class Renames:
 
     # --- other functions
 
-    def _of_puts(self) -> Iterator[PlannedPlace]:
+    def _places_of_puts(self) -> Iterator[PlannedPlace]:
         """Yield each use of a function that JAX removed, under a new name."""
         for function in ("device_put_replicated", "device_put_sharded"):
             for node in self._module.uses(*sites.names_of(self._module, function, self._target)):
@@ -139,8 +137,8 @@ class Renames:
         edit = Edit(*self._module.span(node), name)
         return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
 
-    def _of_other_pmaps(self) -> Iterator[PlannedPlace]:
-        """Yield the pmaps of libraries that map functions of modules."""
+    def _places_of_other_pmaps(self) -> Iterator[PlannedPlace]:
+        """Yield the uses of `equinox.filter_pmap` and the pmaps of Flax NNX."""
         for name, (ours, by_hand) in OF_LIBRARIES.items():
             for node in self._module.uses(name):
                 call = self._module.parent(node)
@@ -183,9 +181,9 @@ def places_of_rules(module: Module, jax: Version | None) -> list[PlannedPlace]:
 
 
 def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
-    """Return the edits that leave out the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
+    """Return the edits that remove the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
 
-    Nothing if the jit has arguments of its own, or a comment would go with it.
+    It is () without such a jit, or if its own arguments or a comment would be lost.
     """
     around = module.parent(site.node)
     if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
@@ -197,7 +195,7 @@ def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
 
 
 def _remark(module: Module, site: Site) -> str:
-    """Return the remark on a jit around the pmap that goes; "" if none does."""
+    """Return the remark on a jit around pmap that is removed; "" if there is none."""
     if not _unjitted(module, site):
         return ""
     donates = any(name.startswith("donate") for name in site.arguments)

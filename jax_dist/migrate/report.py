@@ -88,7 +88,7 @@ def _as_json(report: MigrationReport) -> str:
 
 
 def _as_text(report: MigrationReport) -> str:
-    """Return one line a place, as compilers write."""
+    """Return the report with one line for each place, as compilers write errors."""
     lines = [f"{place.where}: {_outcome(place)}" for place in report.places]
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
     if report.verification_text:

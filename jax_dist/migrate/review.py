@@ -1,4 +1,4 @@
-"""Lines that touch a changed value, and whether a run reached them.
+"""Lines that read a changed value, one without the device axis of pmap, and whether they ran.
 
 The old program runs with a marker around each such value: `__ran__("a.py", 12, state)`, which notes
 the line and returns the value. Lines keep their numbers.
@@ -17,7 +17,7 @@ MARKER = "__ran__"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unreached:
-    """A line to review: it touches a changed value, and did not run."""
+    """A line to review: it reads a changed value, and no run reached it."""
 
     path: str
     line: int  # of the file before
@@ -25,7 +25,7 @@ class Unreached:
 
 
 def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Sequence[Span]]:
-    """Return by line the bytes of the expressions that read a changed value."""
+    """Return by line the bytes of `nodes`, the expressions that read a changed value."""
     source = module.source
     if not source.path.endswith(".py") or source.written(source.code) != source.code:
         return {}
@@ -38,6 +38,7 @@ def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Se
 
 
 def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -> bool:
+    """Return whether a call can be put around a node: a read, not inside another of `nodes`."""
     is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
     return (
         is_read
@@ -50,7 +51,7 @@ def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -
 
 
 def marked(file: FileMigration, path: str) -> bytes:
-    """Return the text before, with markers."""
+    """Return the old text with markers around the expressions in `file.touched`."""
     spans = {(*span, line) for line, spans in file.touched.items() for span in spans}
     edits = [
         edit
@@ -63,7 +64,7 @@ def marked(file: FileMigration, path: str) -> bytes:
 def unreached(
     path: str, file: FileMigration, ran: Collection[tuple[str, int]]
 ) -> Iterator[Unreached]:
-    """Yield the lines of a file that touch a changed value and did not run."""
+    """Yield the lines of a file that read a changed value and are not in `ran`."""
     lines = file.before.decode("utf-8", "replace").splitlines()
     for line in sorted(file.touched):
         if (path, line) not in ran:

@@ -13,12 +13,12 @@ from jax_dist.migrate.verify.recording.calls import VENDORED
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
-    """Return the dotted names of `function` of jax that a file may use and `target` replaces.
+    """Return the dotted names, in jax, jax_dist or a vendored module, that `target` replaces.
 
     Args:
       module: the file.
       function: "pmap", "device_put_replicated" or "device_put_sharded".
-      target: its own function is no source.
+      target: what they become; its own name for the function is not replaced.
     """
     names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
     if target != "jax_dist":
@@ -44,6 +44,7 @@ def is_vendored(dotted: str) -> bool:
 
 
 def _vendored_names(module: Module, function: str) -> Iterator[str]:
+    """Yield the names by which a file's imports of a vendored module mean its `function`."""
     for _, _, binding in module.imports():
         home, _, name = binding.target.rpartition(".")
         if name == function and is_vendored(binding.target):

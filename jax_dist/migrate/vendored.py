@@ -1,4 +1,4 @@
-"""The vendored module: its text, and where a file's copy of it lies.
+"""The vendored module `_mapped`: its text, and where a file finds its copy.
 
 There is one copy at the top of a package, for all files that are imported as a part of it, and one
 beside the scripts of a folder.
@@ -25,7 +25,7 @@ class Home:
 
 
 def home_of(module: Module) -> Home:
-    """Return the home of a file's copy."""
+    """Return where the copy for a file lies, and the name by which the file imports it."""
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
     top = _package_by_files(folder)
@@ -58,9 +58,9 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
 
 
 def _package_by_files(folder: str) -> str:
-    """Return the outermost folder in a row that has `__init__.py`; "" if there is none.
+    """Return the outermost folder, from `folder` up, of a package; "" if there is none.
 
-    Not one that cannot be imported by its name, as a checkout of `my-project`.
+    A folder that cannot be imported by its name, as a checkout of `my-project`, is none.
     """
     top = ""
     while os.path.isfile(os.path.join(folder, "__init__.py")):
@@ -71,7 +71,7 @@ def _package_by_files(folder: str) -> str:
 
 
 def _package_by_imports(module: Module, folder: str) -> str:
-    """Return the folder around a file by whose name the file imports its project; or ""."""
+    """Return the folder around a file that is named as a package it imports; "" if none is."""
     roots = {
         name.partition(".")[0]
         for node in module.nodes(ast.Import, ast.ImportFrom)
@@ -85,6 +85,7 @@ def _package_by_imports(module: Module, folder: str) -> str:
 
 
 def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that an import names; [] for a relative one."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [] if node.level or node.module is None else [node.module]

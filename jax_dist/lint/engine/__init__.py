@@ -1,4 +1,4 @@
 """Settings, linting, suppressions, fixes and reports.
 
-No fix is made that leaves text which does not parse, or which has findings that it had not before.
+A fix is not made if the new text would not parse, or would have new findings.
 """

@@ -19,9 +19,9 @@ _REQUIREMENTS = ("pyproject.toml", "requirements.txt", "setup.cfg", "setup.py")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """The rules that one place asks for: the settings, or the command line."""
+    """The rules that the settings, or the command line, switch on and off."""
 
-    select: tuple[str, ...] | None = None  # None: those that are on by default
+    select: tuple[str, ...] | None = None  # None: keep those that are on by default
     extend_select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
@@ -30,8 +30,8 @@ class Choice:
 class Config(Choice):
     """Settings of a project."""
 
-    folder: str = "."  # from which patterns are seen
-    file: str | None = None
+    folder: str = "."  # the globs of files are relative to it
+    file: str | None = None  # where the settings are; None: there are none
     exclude: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     target_jax: Version | None = None  # the oldest jax of the project; None: the newest
@@ -56,7 +56,7 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
 
 
 def _nearest(paths: Sequence[str]) -> Config:
-    """Return the settings in the nearest file that has some; without one, the defaults."""
+    """Return the settings in the nearest pyproject.toml that has some; else the defaults."""
     absolute = map(os.path.abspath, paths)
     folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in absolute]
     top = os.path.commonpath(folders) if folders else os.getcwd()
@@ -70,7 +70,7 @@ def _nearest(paths: Sequence[str]) -> Config:
 
 
 def _read(path: str) -> Config | None:
-    """Return the settings in a file; None where it has none."""
+    """Return the settings in a TOML file; None if it has no table [tool.jax-dist]."""
     try:
         table = tomllib.loads(sources.read_bytes(path).decode())
     except OSError as error:
@@ -129,6 +129,7 @@ _JAX = re.compile(  # `jax>=0.5`, and poetry's `jax = {version = "^0.5"}`
     r"(?m)(?:^|[\"'])\s*jax(?:\[[^\]]*\])?\s*(?:=\s*(?:\{\s*version\s*=\s*)?[\"'])?"
     r"\(?(?P<bounds>[<>=~!^][^;#\"')\n]*)"
 )
+# The lower bounds in them: `0.5` of `>=0.5,<0.7`.
 _BOUND = re.compile(r"(?:>=|==|~=|\^|>)\s*(\d+(?:\.\d+)*)")
 
 
@@ -147,14 +148,14 @@ def _oldest_jax(folder: str) -> Version | None:
 
 
 def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
-    """Return the codes that are on after all choices, of which a later one has the last word.
+    """Return the codes of the rules that are on after all choices; a later choice wins.
 
-    Within a choice the selector of fewer rules wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+    Within a choice the narrower selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
     """
     on = {rule.code for rule in rules if rule.default}
     for choice in choices:
         if choice.select is not None:
-            on = {_codes.SYNTAX_ERROR}  # what cannot be parsed was not checked, and must be said
+            on = {_codes.SYNTAX_ERROR}  # else a file that was not checked would look clean
         selectors = (*(choice.select or ()), *choice.extend_select)
         switches = [(resolve(selector, rules), True) for selector in selectors]
         switches += [(resolve(selector, rules), False) for selector in choice.ignore]
@@ -166,7 +167,10 @@ def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Co
 
 
 def resolve(selector: str, rules: Collection[Rule]) -> frozenset[Code]:
-    """Return the codes of a code or its beginning, a name, or ALL; raise MisuseError for others."""
+    """Return the codes that a selector names: a code or its beginning, a rule's name, or ALL.
+
+    Raises MisuseError if it names none.
+    """
     upper = selector.upper()
     codes = frozenset(
         rule.code

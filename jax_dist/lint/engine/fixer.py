@@ -1,6 +1,6 @@
 """Fixes made in files, and shown as diffs.
 
-After each round the new text must parse, and must not have findings that the old one had not.
+After each round the new text must parse, and must not have findings that the old one did not.
 """
 
 import dataclasses
@@ -28,16 +28,17 @@ _PLAIN = "\x1b[0m"
 class FixResult:
     """A file with its fixes made."""
 
-    data: bytes  # what the file shall hold
-    findings: tuple[Finding, ...]  # that are left
-    made: int = 0  # how many were fixed
-    rejected: str = ""  # why some fixes were not made
+    data: bytes  # the new contents of the file; nothing is written yet
+    findings: tuple[Finding, ...]  # those that remain
+    made: int = 0  # the number of fixes made
+    rejected: str = ""  # why the fixes of the last round were not made
 
 
 def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> FixResult:
-    """Make fixes that are as safe as allowed, until nothing is left to fix.
+    """Return a file with its fixes made, in rounds, until there is nothing left to fix.
 
-    All that can be made at once are made together; if that breaks the file, none of them.
+    Only fixes whose safety is in `allowed` are made. All that do not clash are made together; if
+    that breaks the file, none of that round is.
     """
     result = FixResult(data, tuple(examiner.examine(path, data)))
     for _ in range(_MOST_ROUNDS):
@@ -46,19 +47,20 @@ def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) 
         if not chosen:
             break
         try:
-            data, findings = _fixed(load(path, result.data), result.findings, chosen, examiner)
+            data, findings = _apply(load(path, result.data), result.findings, chosen, examiner)
         except (ValueError, SyntaxError) as error:  # also of encodings, notebooks and the parser
             return dataclasses.replace(result, rejected=str(error))
         result = FixResult(data, tuple(findings), result.made + len(chosen))
     return result
 
 
-def _fixed(
+def _apply(
     source: Source, before: Sequence[Finding], chosen: Sequence[Fix], examiner: Examiner
 ) -> tuple[bytes, list[Finding]]:
-    """Return a file with fixes made and its findings then; raise ValueError if one is new."""
+    """Return the file with fixes made, and its findings then; raise ValueError if one is new."""
     data = source.written(new_imports.placed(Module(source), chosen))
     after = examiner.examine_source(load(source.path, data))
+    # By code: how many findings more than before; a place may move, so they are only counted.
     counts = Counter(finding.code for finding in after)
     counts.subtract(finding.code for finding in before)
     for finding in after:

@@ -1,7 +1,7 @@
 """Linting of one file or many: read, parsed, given to each rule, and filtered by `# noqa`.
 
-The rules are all that the files of their folder hold. A file is parsed only where its bytes hold a
-word that a rule looks for.
+The rules are all those in the files of their folder. A file is parsed only if its bytes hold a word
+that a rule looks for.
 """
 
 import ast
@@ -38,7 +38,7 @@ RULES: dict[Code, Rule] = _rules_in_folder()
 
 @dataclasses.dataclass(frozen=True)
 class Examiner:
-    """Rules to look for, and the project to look in."""
+    """The rules to check files by, and the project that the files belong to."""
 
     codes: frozenset[Code]
     project: Project = dataclasses.field(default_factory=Project)
@@ -50,7 +50,7 @@ class Examiner:
     ) -> list[Finding]:
         """Return the findings of all files, in order; call `progress(done, total)` after each."""
         findings: list[Finding] = []
-        gc.disable()  # trees hold no cycles, and a search for some takes as long as the parser
+        gc.disable()  # trees have no reference cycles; looking for some takes as long as parsing
         try:
             for done, path in enumerate(paths, start=1):
                 findings += self.examine(path)
@@ -60,7 +60,7 @@ class Examiner:
         return findings
 
     def examine(self, path: str, data: bytes | None = None) -> list[Finding]:
-        """Return the findings of one file that are not suppressed, in order of place.
+        """Return the findings of one file that are not suppressed, in order of line.
 
         A file that cannot be read, or on which a rule fails, has one finding that says so: the
         other files are still linted. `data` is what the file holds, if that is known already.
@@ -68,7 +68,7 @@ class Examiner:
         codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
         try:
             data = sources.read_bytes(path) if data is None else data
-            # A notebook's code stands in strings.
+            # Words of a notebook's JSON only tell whether it may use jax: its code is in strings.
             if not (words_of(data).may_use_jax if is_notebook else likely(data, codes)):
                 return []
             source = load(path, data)
@@ -85,7 +85,7 @@ class Examiner:
         return [finding] if finding.code in codes else []
 
     def examine_source(self, source: Source) -> list[Finding]:
-        """Return the findings of a file's text that are not suppressed, in order of place."""
+        """Return the findings of a file's text that are not suppressed, in order of line."""
         codes = self._codes_for(source.path)
         module: Module | None = None
         try:
@@ -104,7 +104,7 @@ class Examiner:
         return findings
 
     def _codes_for(self, path: str) -> frozenset[Code]:
-        """Return the codes to look for in a file: all but those of `per-file-ignores`."""
+        """Return the codes to check in a file: all but those that `per-file-ignores` turn off."""
         ignored = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*ignored)
 
@@ -132,8 +132,8 @@ def check_module(
     """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
     source = module.source
     findings: list[Finding] = []
-    edits: tuple[Edit, ...] = ()
-    loses_comment = False  # whether `edits` do
+    edits: tuple[Edit, ...] = ()  # those of the last fix
+    loses_comment = False  # whether `edits` remove a comment
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue

@@ -13,7 +13,7 @@ from jax_dist.lint.engine.linter import RULES
 from jax_dist.lint.model.findings import Finding, Position, Safety
 from jax_dist.lint.model.sources import display
 
-_WIDEST = 160  # characters of a source line; a longer one is shown from what is found on
+_WIDEST = 160  # characters of a source line; a longer one is shown from the finding on
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
 _HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
 
@@ -81,10 +81,10 @@ def _block(finding: Finding, *, color: bool) -> str:
 
 
 def _marked_line(finding: Finding) -> tuple[str, int, int]:
-    """Return `(line, before, width)`: a finding's line, the columns before it and its own."""
+    """Return a finding's source line, the columns before the finding, and its width in columns."""
     text, start, end = finding.line_text.rstrip(), finding.start, finding.end
     first, last = start.column - 1, end.column - 1
-    if (end.cell, end.line) != (start.cell, start.line):
+    if (end.cell, end.line) != (start.cell, start.line):  # it goes on below this line
         last = len(text)
     if len(text) > _WIDEST and not text.startswith("…"):
         text = f"…{text[first:]}"
@@ -97,7 +97,7 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
 
 
 def _visible(text: str) -> str:
-    """Return a text with four blanks for a tab, and U+FFFD for what would move the cursor."""
+    """Return a text with four blanks for each tab, and U+FFFD for unprintable characters."""
     text = text.replace("\t", "    ")
     if text.isprintable():
         return text
@@ -135,5 +135,5 @@ def _command(finding: Finding) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a text as a workflow command spells it."""
+    """Return a text with the escapes of GitHub's workflow commands."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

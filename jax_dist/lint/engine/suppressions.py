@@ -1,4 +1,4 @@
-"""Suppression of findings by `# noqa` comments: of those that begin or end on the same line."""
+"""Suppression of findings by `# noqa` comments on their first or last line."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _REST_OF_LINE = re.compile(rb"[^\r\n]*")
 
 
 def unsuppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that no comment on their first or last line switches off."""
+    """Return the findings that no `# noqa` on their first or last line switches off."""
 
     def is_on(finding: Finding) -> bool:
         line_ends = (_REST_OF_LINE.match(source.code, offset) for offset in finding.span)

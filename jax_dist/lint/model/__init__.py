@@ -1,7 +1,7 @@
-"""What a file means, as far as its text shows it.
+"""Static analysis of one file: its syntax tree, and what its names mean.
 
-In comes bytes; out comes a `Module`: the tree, what its names mean here and in the other files of
-the project, and on top of it what a rule would ask: pmaps, traced functions, stacked values.
-What is not certain is answered with None or an UNKNOWN origin, never with a guess. Findings, edits
-and the place of new imports are here too, since rules and the codemod write them alike.
+From bytes it makes a `Module`: the tree, what its names mean here and in the other files of the
+project, and on top of it what a rule asks for: pmaps, traced functions, values with a leading
+dimension over devices. What is not certain is answered with None or [], never with a guess.
+Findings, edits and new imports are here too, since rules and the codemod write them alike.
 """

@@ -1,6 +1,6 @@
-"""What a rule says of a file: findings, their fixes, and the edits that a fix is made of.
+"""Findings of the rules, their fixes, and the edits of bytes that a fix consists of.
 
-Fixes of a group are made together or not at all, and never are two edits made over one byte.
+Fixes of a group are made together or not at all, and no two edits overlap.
 All offsets count bytes of the UTF-8 text that is parsed (`Source.code`), as `ast` does.
 """
 
@@ -33,7 +33,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits that belong together; those of one `group` are applied together or not at all."""
+    """Edits that belong together; all fixes of one `group` are made together or not at all."""
 
     title: str  # what it does, in a few words: "use jax.lax.axis_size"
     safety: Safety
@@ -44,7 +44,7 @@ class Fix:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place as people count it: lines and columns (in characters) from 1; cells from 1."""
+    """A line, a column (in characters) and a notebook's cell, all counted from 1."""
 
     line: int  # of the cell, in a notebook
     column: int
@@ -72,12 +72,12 @@ class Finding:
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes that do not clash with an earlier one; groups are chosen as a whole."""
+    """Return the fixes whose edits clash with no earlier fix; groups are chosen as a whole."""
     fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
     groups: dict[str, list[Fix]] = {}
     for number, fix in enumerate(fixes):
         groups.setdefault(fix.group or f"alone {number}", []).append(fix)
-    taken: list[Edit] = []  # of the chosen fixes, sorted
+    taken: list[Edit] = []  # all edits of the chosen fixes, sorted
     chosen: list[Fix] = []
     for group in groups.values():
         edits = sorted({edit for fix in group for edit in fix.edits})
@@ -89,9 +89,9 @@ def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
 
 
 def _fits(edit: Edit, taken: list[Edit]) -> bool:
-    """Return whether an edit is in the sorted list `taken`, or clashes with none of its edits."""
-    place = bisect.bisect_left(taken, edit)
-    before, after = taken[max(place - 1, 0) : place], taken[place : place + 1]
+    """Return whether `taken`, sorted, has an edit already, or none that clashes with it."""
+    index = bisect.bisect_left(taken, edit)
+    before, after = taken[max(index - 1, 0) : index], taken[index : index + 1]
     if after == [edit]:
         return True
     neighbors = [*before, edit, *after]
@@ -99,7 +99,7 @@ def _fits(edit: Edit, taken: list[Edit]) -> bool:
 
 
 def _clash(first: Edit, second: Edit) -> bool:
-    """Return whether sorted edits overlap, or begin at one place: their order would be a guess."""
+    """Return whether two sorted edits overlap, or begin at one byte: no order is right then."""
     return first.start == second.start or first.end > second.start
 
 

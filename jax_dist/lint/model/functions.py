@@ -9,10 +9,10 @@ from jax_dist.lint.model.semantic_model import Module
 
 
 def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
-    """Return the expressions that read a function by its name; None if it has no name of its own.
+    """Return the expressions that read a function by its name; None if it has none of its own.
 
-    For a method these are the `self.name` of its class. A lambda has the name that it is assigned
-    to. A name that is bound more than once belongs to no function.
+    A method is read as `self.name` in its class. A lambda has the name that it is assigned to. A
+    name that is bound more than once belongs to no function.
     """
     owner = module.parent(function)
     if isinstance(function, ast.Lambda):
@@ -27,7 +27,10 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
 
 
 def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Return every call of a function in this file; None if it has no name or is also passed on."""
+    """Return every call of a function in this file; None if other code may call it too.
+
+    That is so if it is decorated, has no name of its own, or is passed on as a value.
+    """
     if getattr(function, "decorator_list", ()):
         return None
     function_reads = reads(module, function)
@@ -40,11 +43,14 @@ def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
-    """Return what a call passes for `parameter`, or its default; None if `*args` may hold it."""
+    """Return what a call passes for `parameter`, or else its default.
+
+    None if it has neither, or if `*args` or `**kwargs` may hold it.
+    """
     signature = function.args
     named = [*signature.posonlyargs, *signature.args]
     is_method = isinstance(module.parent(function), ast.ClassDef)
-    positional = named[1:] if is_method else named
+    positional = named[1:] if is_method else named  # `self` is not passed
     for keyword in call.keywords:
         if keyword.arg == parameter.arg:
             return keyword.value
@@ -91,7 +97,10 @@ Path: TypeAlias = tuple[int | str, ...]
 
 
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
-    """Return the def or lambda `f` behind `vmap(partial(f, ...))`, or behind a name for that."""
+    """Return the def or lambda `f` inside `vmap(partial(f, ...))`, or a name for that.
+
+    None if the file does not show it, or a call around it is not in `TRANSPARENT`.
+    """
     for _ in range(8):
         value = module.value(fun) if isinstance(fun, ast.Name) else None
         if isinstance(value, ast.Call):
@@ -109,7 +118,7 @@ TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkp
 
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
-    """Return the item of a tuple, list or dict literal to which the first step of a path leads."""
+    """Return the item of a tuple, list or dict literal at the first step of a path; else None."""
     if not path:
         return None
     step = path[0]
@@ -125,7 +134,10 @@ def part_of(node: ast.AST, path: Path) -> ast.expr | None:
 
 
 def unpacked(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
-    """Return `(value, (1,))` for the target `b` of `a, b = value`; None for any other target."""
+    """Return `(value, (1,))` for the target `b` of `a, b = value`; None behind a starred one.
+
+    None also for a target that no assignment binds, such as that of a loop.
+    """
     path: list[int] = []
     node: ast.AST = target
     around = module.parent(node)

@@ -1,4 +1,4 @@
-"""Edits that add imports and remove old ones, and a file with its fixes made. Nothing else moves.
+"""Edits that add and remove imports, and a file with its fixes made.
 
 A new import stands below the statement that first binds jax or flax: all that a program has to do
 before it imports jax, such as setting `os.environ`, stays above both.
@@ -22,23 +22,23 @@ _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it n
 
 
 def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
-    """Return the code with all fixes, which must not clash, and with each of their imports."""
+    """Return the code with all fixes made, which must not clash, and their imports added."""
     fixes = list(fixes)
     source = _edited(module.source, [edit for fix in fixes for edit in fix.edits])
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
-    # One by one, since each may stand beside the one before; those of the project last.
+    # One by one, since each may join the statement of the one before; the project's own last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
         if line not in map(ast.unparse, filter(_is_import, tree.body)):
-            edits = (_joined(source, statement, line) for statement in tree.body)
+            edits = (_merged_import(source, statement, line) for statement in tree.body)
             edit = next(filter(None, edits), None) or _import_edit(source, tree, line)
             source = _edited(source, [edit])
     return source.code
 
 
 def with_block(source: Source, text: str) -> Source:
-    """Return the file with definitions, `text`, below its imports; in a notebook, in their cell."""
-    head = _head(sources.parse(source.python))
+    """Return the file with the definitions `text` below its imports, in their notebook cell."""
+    head = _import_block(sources.parse(source.python))
     start, line_end = _line_below(source, head[-1]) if head else (0, "")
     after = source.code[start:]
     blank_lines = len(list(itertools.takewhile(lambda row: not row.strip(), after.splitlines())))
@@ -49,13 +49,13 @@ def with_block(source: Source, text: str) -> Source:
 def remove_names(
     module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
 ) -> list[Edit]:
-    """Return the edits that take the names `gone`, not all, and their commas out of an import."""
+    """Return the edits that remove some names, `gone`, and their commas from an import."""
     spans = [module.span(alias) for alias in statement.names]
-    last = max(place for place, alias in enumerate(statement.names) if alias not in gone)
-    # Up to the next name; behind the last name that stays, all the rest at once.
+    last = max(index for index, alias in enumerate(statement.names) if alias not in gone)
+    # Each up to the next name; behind the last name that stays, all the rest at once.
     edits = [
-        Edit(spans[place][0], spans[place + 1][0], "")
-        for place, alias in enumerate(statement.names[:last])
+        Edit(spans[index][0], spans[index + 1][0], "")
+        for index, alias in enumerate(statement.names[:last])
         if alias in gone
     ]
     end = spans[-1][1]
@@ -63,12 +63,15 @@ def remove_names(
 
 
 def _edited(source: Source, edits: Iterable[Edit]) -> Source:
-    """Return the file with edits made, whose lines end as its others do."""
+    """Return the file with edits made; new lines end as the others do."""
     return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
 
 
-def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
-    """Return the edit that adds the name of `line` to `from a import b` of the same module."""
+def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | None:
+    """Return the edit that adds the import `line` to a `from a import b` of the same module.
+
+    None if the statement is another one, is not written plainly, or would be too wide.
+    """
     new = ast.parse(line).body[0]
     if not (isinstance(statement, ast.ImportFrom) and isinstance(new, ast.ImportFrom)):
         return None
@@ -84,10 +87,10 @@ def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
     return Edit(start, end, joined) if is_plain and len(joined) <= _WIDTH else None
 
 
-def _head(tree: ast.Module) -> list[ast.stmt]:
+def _import_block(tree: ast.Module) -> list[ast.stmt]:
     """Return the first import of jax, or else the docstring, with the imports right below it."""
     anchors = [statement for statement in tree.body if _binds_jax(statement)]
-    if anchors:  # an `if` only where nothing else is
+    if anchors:  # an import inside of an `if` only where there is no other
         first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
     else:
         first = [statement for statement in tree.body[:1] if isinstance(statement, ast.Expr)]
@@ -117,8 +120,8 @@ def _binds_jax(statement: ast.stmt) -> bool:
 
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
-    """Return the edit that puts an import below the one of jax, in its group and its order."""
-    code, head, wanted = source.code, _head(tree), ast.parse(line).body[0]
+    """Return the edit that adds an import to its group: as a rule below the import of jax."""
+    code, head, wanted = source.code, _import_block(tree), ast.parse(line).body[0]
     if not head:  # below the comments at the top: a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
         start = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
@@ -151,7 +154,7 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
 
 
 def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the imports above the first blank line, below which are those of the project."""
+    """Return the imports above the first blank line, as the project's own stand below it."""
     lines = code.splitlines()
     for count, (upper, lower) in enumerate(itertools.pairwise(imports), start=1):
         between = lines[upper.end_lineno or upper.lineno : lower.lineno - 1]
@@ -163,8 +166,8 @@ def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
 def _group(statement: ast.stmt, project: str, folder: str) -> int:
     """Return the group in which isort puts an import: 0 future, 1 standard, 2 others, 3 project.
 
-    `project` is the package of the new import if that is of the project, else "". What lies in
-    `folder`, beside the file, is of the project too.
+    `project` is the root package of the new import, or "" if that is a known or standard one.
+    Modules in `folder`, beside the file, are of the project too.
     """
     name = _name(statement)
     root = name.partition(".")[0]
@@ -194,7 +197,7 @@ def _by_form(statement: ast.stmt) -> tuple[bool, str]:
 
 
 def _line_below(source: Source, statement: ast.stmt) -> tuple[int, str]:
-    """Return where the line below a statement begins, and the line end that is missing there."""
+    """Return the offset of the line below a statement, and "\\n" if no line end precedes it."""
     starts, line = source.line_starts, statement.end_lineno or 0
     start = starts[line] if line < len(starts) else len(source.code)
     return start, "" if source.code[:start].endswith((b"\n", b"\r")) else "\n"

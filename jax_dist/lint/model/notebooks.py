@@ -1,6 +1,6 @@
 """A Jupyter notebook as one Python text, and back.
 
-The text is that of all code cells in Python, each below a comment that marks where it begins.
+The text joins all code cells in Python, each below a comment that marks where it begins.
 Edited lines are spliced into the JSON, so that every other byte stays as it was.
 """
 
@@ -25,7 +25,7 @@ _MAGIC = re.compile(
     rb"(?m)^([ \t]*|[^#'\"()=\n]*=[ \t]*)(?:(%?time(?:it)?(?: +-\w+ ?\d*)* )(?=[\w(\[])"
     rb"|(?:%%?\w|!(?!=)|(?<![ \t])% \w)(?:.*\\\r?\n)*.*|\?.*|[\w.]+\?\??(?=[ \t\r]*$))"
 )
-# Of the JSON, with the colon behind a key.
+# A string of the JSON; group 1 is the colon behind a key.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
 
 
@@ -35,7 +35,7 @@ class _Cell:
 
     number: int  # among all cells, from 1
     start: int  # in bytes of the code
-    lines: list[slice]  # the places of their strings in the JSON
+    lines: list[slice]  # where the string of each line stands in the JSON
     is_list: bool  # True: the JSON has a list of lines; False: one string
 
 
@@ -56,7 +56,7 @@ class Notebook(Source):
         return Position(max(1, in_text.line - first_line + 1), in_text.column, cell.number)
 
     def written(self, code: bytes) -> bytes:
-        """Return the notebook's bytes with other code; raise ValueError if cells were joined."""
+        """Return the notebook's bytes with new code; raise ValueError if an edit joined cells."""
         above, *texts = _MARK.split(code.decode())
         if len(texts) != len(self.cells):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
@@ -64,31 +64,31 @@ class Notebook(Source):
             texts[0] = f"{above}\n{texts[0]}"
         pieces, end = [], 0
         for cell, text in zip(self.cells, texts, strict=True):
-            pieces += (self.raw[end : cell.lines[0].start], _spliced(self.raw, cell, text))
+            pieces += (self.raw[end : cell.lines[0].start], _cell_json(self.raw, cell, text))
             end = cell.lines[-1].stop
         return "".join((*pieces, self.raw[end:])).encode(self.encoding)
 
     def edited(self, code: bytes) -> "Notebook":
-        """Return the notebook with other code; raise ParseError if a cell is no longer Python."""
+        """Return the notebook with new code; raise ParseError if a cell is no longer Python."""
         after = read_notebook(self.path, self.written(code))
         if len(after.unparsed) > len(self.unparsed):
             raise after.unparsed[0]
         return after
 
 
-def _spliced(raw: str, cell: _Cell, text: str) -> str:
-    """Return the JSON of a cell whose source becomes `text`; lines that stay keep their form."""
-    places = cell.lines
-    old_json = {json.loads(raw[place]): raw[place] for place in places}
-    if text == _decoded(raw, places):
-        return raw[places[0].start : places[-1].stop]
+def _cell_json(raw: str, cell: _Cell, text: str) -> str:
+    """Return the JSON of a cell whose source becomes `text`; old lines keep their JSON."""
+    slices = cell.lines
+    old_json = {json.loads(raw[part]): raw[part] for part in slices}
+    if text == _decoded(raw, slices):
+        return raw[slices[0].start : slices[-1].stop]
     if not cell.is_list:
         return json.dumps(text, ensure_ascii=raw.isascii())
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     new = [old_json.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
-    if len(places) > 1:
-        return raw[places[0].stop : places[1].start].join(new)
-    blanks = raw[raw.rindex("[", 0, places[0].start) + 1 : places[0].start]
+    if len(slices) > 1:  # the comma and the blanks between two lines, as they are
+        return raw[slices[0].stop : slices[1].start].join(new)
+    blanks = raw[raw.rindex("[", 0, slices[0].start) + 1 : slices[0].start]
     return f",{blanks or ' '}".join(new)
 
 
@@ -147,13 +147,16 @@ def _slice(place: Any) -> slice:
     return slice(*map(int, place.split(":")))
 
 
-def _decoded(raw: str, places: list[slice]) -> str:
-    """Return the text of the JSON strings at some places of the file."""
-    return "".join(json.loads(raw[place]) for place in places)
+def _decoded(raw: str, slices: list[slice]) -> str:
+    """Return the joined text of the JSON strings at some slices of the file."""
+    return "".join(json.loads(raw[part]) for part in slices)
 
 
 def _without_magics(code: bytes) -> bytes | None:
-    """Return a cell with blanks for magics, None for other languages; or raise ParseError."""
+    """Return a cell with blanks in place of its magics, such as `%matplotlib inline`.
+
+    None if a cell magic such as `%%bash` makes it no Python. Raises ParseError.
+    """
     head = _CELL_MAGIC.match(code)
     if head is not None:
         if head[1] not in _PYTHON_BODIES:
@@ -167,7 +170,7 @@ def _without_magics(code: bytes) -> bytes | None:
 
 
 def _blank_magic(magic: re.Match[bytes]) -> bytes:
-    """Return blanks for a magic; a `_`, which means any value, where a statement may be needed."""
+    """Return blanks of a magic's length, with the expression `_` where one may be needed."""
     before, timed = magic[1], magic[2]
     if timed:  # `%timeit f(x)` becomes `_      ;f(x)`
         return before + b"_" + b" " * (len(timed) - 2) + b";"
@@ -175,5 +178,5 @@ def _blank_magic(magic: re.Match[bytes]) -> bytes:
 
 
 def _blank(text: bytes) -> bytes:
-    """Return blanks for all but the line ends."""
+    """Return a text of the same length that is blank but for the line ends."""
     return re.sub(rb"[^\r\n]", b" ", text)

@@ -61,18 +61,18 @@ class Site:
 
 @once
 def sites(module: Module, names: tuple[str, ...]) -> list[Site]:
-    """Return every reference to functions of these names, in order of place."""
+    """Return every reference to a transformation of these names, in order of line and column."""
     return [site(module, node) for node in module.uses(*names)]
 
 
 def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
-    """Return the `sites` that transform a function of this file, in order of place."""
+    """Return the `sites` that transform an expression of this file, in order of line."""
     applied = (site for site in sites(module, names) if site.is_application)
     return [site for site in applied if site.fun is not None and module.holds(site.fun)]
 
 
 def site(module: Module, reference: ast.expr) -> Site:
-    """Return how the transformation that `reference` names is used there.
+    """Return the site of `reference`, which names a transformation: how it is used there.
 
     The arguments of all partials are collected on the way out to the call: of
     `partial(pmap, axis_name="i")(f)` the site is the whole expression.
@@ -98,7 +98,7 @@ def site(module: Module, reference: ast.expr) -> Site:
     outside, outer = module.parent(call), module.call_of(call)
     if not args and decorates(outside, call):
         return Site("called decorator", reference, call, outside, args, keywords)
-    if not args and outer is not None:  # `jit(inline=True)(f)`
+    if not args and outer is not None:  # `jit(inline=True)(f)`: its second call passes f
         call, args, keywords = outer, [*outer.args], [*keywords, *outer.keywords]
     return Site("call", reference, call, args[0] if args else None, args[1:], keywords)
 
@@ -126,7 +126,7 @@ def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
 
 @once
 def held_by(module: Module, site: Site) -> list[ast.expr]:
-    """Return every expression of this file whose value is the transformed function.
+    """Return every expression of this file whose value is the result of a transformation.
 
     These are the `pmap(f)` itself and the names it is assigned to, where they are read; or the
     reads of the decorated def.
@@ -137,7 +137,7 @@ def held_by(module: Module, site: Site) -> list[ast.expr]:
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
-    """Yield where the value of an assignment is read again, by name or as `self.name`."""
+    """Yield the reads of the name or `self.name` that a value is assigned to, which may see it."""
     assignment = module.parent(value)
     if not isinstance(assignment, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return
@@ -159,7 +159,7 @@ def is_self(node: ast.Attribute) -> bool:
 def self_attributes(
     module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
 ) -> list[ast.Attribute]:
-    """Return where a class reads or stores `self.name`; [] for more than LIMIT stores."""
+    """Return all reads, or stores, of `self.name` in a class; [] for more than LIMIT stores."""
     attributes = _self_attributes(module, owner).get((name, context), [])
     return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
@@ -181,7 +181,7 @@ _ALIASES = 8  # the longest chain `g = f; h = g` that is followed
 
 
 def definition(module: Module, fun: Any) -> scopes.Function | None:
-    """Return the def or lambda that an expression names, where the file shows just one."""
+    """Return the def or lambda that an expression is or names; None unless it is just one."""
     for _ in range(_ALIASES):
         if isinstance(fun, scopes.Function):
             return fun
@@ -200,7 +200,10 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """Return the edits that take away `jit` from `inner`; none if options or comments get lost."""
+    """Return the edits that remove the call or decorator `jit` around `inner`.
+
+    They are () if options or comments would be lost with it.
+    """
     if isinstance(jit, ast.Call) and jit.args == [inner]:
         (start, end), (inner_start, inner_end) = module.span(jit), module.span(inner)
         code = module.source.code

@@ -1,6 +1,6 @@
 """The other files of a project: what an imported name means there.
 
-Only files below the paths that were given are read. What a name means is kept; trees are not.
+Only files below the given paths are read. Meanings are cached; syntax trees only for a while.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
 _DEEPEST = 12  # folders between a file and the root of its project
-# What follows "import", and what precedes "=" or ":": only names bound so can be aliases. The other
-# names of a file are those of its own functions and classes.
+# What follows "import", and what precedes "=" or ":": only such names can be aliases of names in
+# other files. All others are of the file's own functions and classes.
 _IMPORTS = re.compile(rb"import\b[^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*(?:\([^)#]*(?:#.*[^)#]*)*\))?")
 _ASSIGNED = re.compile(rb"\b(\w+)[ \t]*[:=](?!=)")
 
@@ -40,13 +40,13 @@ class Project:
         return Module(source, name, elsewhere, is_whole=is_whole)
 
     def _open(self, path: str, *, is_whole: bool = False) -> Module | None:
-        """Return a file, or only the names on its module's level; None if it cannot be read."""
+        """Return a file, without function bodies unless `is_whole`; None if it cannot be parsed."""
         with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
             return self.module(sources.read(path, sources.read_bytes(path)), is_whole=is_whole)
         return None
 
     def dotted_name(self, path: str) -> str:
-        """Return such as `"scenic.train_lib.utils"`, from the outermost package on."""
+        """Return the name to import a file by, such as "scenic.train_lib.utils"."""
         folder, file = os.path.split(path)
         parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
         while self._is_package(folder):
@@ -64,7 +64,7 @@ class Project:
         return None
 
     def _meaning_in(self, path: str, name: str) -> Meaning | None:
-        """Return what a name in a file means, such as `"pmap"` or `"compat.pmap"`."""
+        """Return what a name in a file, as "pmap" or "compat.pmap", means; None if not shown."""
         key = (path, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of imports

@@ -1,7 +1,7 @@
 """Reaching definitions: which bindings of a name may hold where it is read.
 
-From a read the way goes back and out, to the statements above it in each block around it, until one
-surely binds the name. More than `LIMIT` bindings are not known, which keeps the work linear.
+From a read the search goes back and out, to the statements above it in each block around it, until
+one surely binds the name. More than `LIMIT` bindings are given up, so the work stays linear.
 """
 
 import ast
@@ -15,10 +15,10 @@ from jax_dist.lint.model.scopes import Binding, NameScope, Scopes, place
 LIMIT = 48
 
 _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
-_Block: TypeAlias = tuple[ast.AST, str]
+_Block: TypeAlias = tuple[ast.AST, str]  # a list of statements: a node and its field, "orelse"
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-# All bindings in one of these may hold, in it and after it; those in an `if` only after it.
+# A read inside of one of these may see any binding in it, later ones too; not so in an `if`.
 _UNSURE = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
 
@@ -31,10 +31,10 @@ class Reaching:
 
     def bindings_of(self, node: ast.Name) -> list[Binding] | None:
         """Return the bindings that may hold at a read; None if there are none or too many."""
-        home = self._tree.scope(node).lookup(node.id)
-        if home is None:
+        scope_and_bindings = self._tree.scope(node).lookup(node.id)
+        if scope_and_bindings is None:
             return None
-        scope, bindings = home
+        scope, bindings = scope_and_bindings
         if len(bindings) == 1:
             return bindings
         return self._flow(scope, node.id).reads.get(node)
@@ -64,10 +64,10 @@ class _NameFlow:
         parameters = dict.fromkeys(item for item in bindings if item.kind == "parameter")
         inner = (item for item in bindings if item.kind not in ("outer", "parameter"))
         self._ordered = sorted(inner, key=lambda binding: place(binding.node))
-        self._places = [place(binding.node) for binding in self._ordered]
+        self._places = [place(binding.node) for binding in self._ordered]  # (line, column)
         self._last_bound: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
         self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, by block
-        self._after_binders: dict[_Block, list[tuple[_Bindings, bool]]] = {}
+        self._after_binders: dict[_Block, list[tuple[_Bindings, bool]]] = {}  # see `_after`
         self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
@@ -84,7 +84,7 @@ class _NameFlow:
                 self.seen_by.setdefault(binding, []).append(load)
 
     def _collect_binders(self) -> None:
-        """Note which statements bind the name, in each of the blocks around the binding."""
+        """Record, for each block, its statements that bind the name, themselves or inside."""
         tree = self._tree
         seen: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:
@@ -97,7 +97,7 @@ class _NameFlow:
                 node = self._statement_around(node)
 
     def _reaching(self, load: ast.Name) -> _Bindings:
-        """Return the bindings that reach a read; more than LIMIT are not all of them."""
+        """Return the bindings that reach a read; if there are more than LIMIT, only some."""
         reader = self._tree.scope(load).around_comprehensions
         if reader is self._scope:
             statement = self._tree.statement(load)
@@ -112,7 +112,7 @@ class _NameFlow:
         return self._before(made) | self._between(start, len(self._places))
 
     def _before(self, node: Any) -> _Bindings:
-        """Return the bindings that may hold where a statement begins."""
+        """Return the bindings that may hold where a statement begins, from the caches."""
         unknown = []  # the statements around, from the inside out, up to the first that is known
         while node is not self._scope.node and node not in self._known_before:
             unknown.append(node)
@@ -127,7 +127,7 @@ class _NameFlow:
         return around if around is self._scope.node else self._tree.statement(around)
 
     def _before_in(self, node: Any) -> _Bindings:
-        """Return the bindings before a statement, if those before the one around are known."""
+        """Return the bindings before a statement, from the cached ones of the one around."""
         block, around = (
             (self._tree.parents[node], self._tree.fields[node]),
             self._statement_around(node),
@@ -145,7 +145,10 @@ class _NameFlow:
         return reaching | self._known_before[around]
 
     def _after(self, block: _Block, count: int) -> tuple[_Bindings, bool]:
-        """Return the bindings in a block after its first `count` binders, and if one is sure."""
+        """Return the bindings that hold after the first `count` binders of a block.
+
+        The bool says that these are all: one of them surely ran, or they are more than LIMIT.
+        """
         known = self._after_binders.setdefault(block, [({}, False)])
         binders = self._binders.get(block, [])
         while len(known) <= count:
@@ -153,7 +156,7 @@ class _NameFlow:
         return known[count]
 
     def _after_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
-        """Return the same after one more statement, where `known` is before it."""
+        """Return what `_after` does after one more binder; `known` is its result before that."""
         before, is_sure = known
         if isinstance(statement, (ast.If, *_UNSURE)):
             bindings = self._within(statement) | before
@@ -170,11 +173,11 @@ class _NameFlow:
         return bindings | before, is_sure
 
     def _within(self, node: Any) -> _Bindings:
-        """Return all bindings in a statement."""
+        """Return all bindings inside a statement."""
         start = bisect.bisect_left(self._places, place(node))
         end = bisect.bisect_left(self._places, (node.end_lineno, node.end_col_offset))
         return self._between(start, end)
 
     def _between(self, start: int, end: int) -> _Bindings:
-        """Return the bindings number `start` to `end` of the scope, or LIMIT + 1 of them."""
+        """Return bindings `start` to `end` of the name, by line; at most LIMIT + 1 of them."""
         return dict.fromkeys(self._ordered[start : min(end, start + LIMIT + 1)])

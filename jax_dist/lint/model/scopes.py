@@ -1,8 +1,8 @@
 """Which names a file binds, in which scope, and where it reads them: one pass over its tree.
 
-The pass also notes each node's parent; in a dictionary, since in the nodes it would make circles,
-whose memory waits for the garbage collector. It is the hot loop of the checker: a scope at a time,
-each with a stack of the nodes that are still to be seen.
+The pass also records each node's parent; in a dictionary, since attributes of the nodes would make
+reference cycles, whose memory waits for the garbage collector. It is the hot loop of the linter: it
+visits one scope at a time, with a stack of the nodes that it has not visited.
 """
 
 import ast
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
-# "outer": by a function that declares the name global or nonlocal, and may run at any time.
+# "outer": bound in a function that declares the name global or nonlocal, and may run at any time.
 _BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other", "outer"]
 
 
@@ -36,14 +36,14 @@ class NameScope:
     parent: "NameScope | None"
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
-    outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # global: True; nonlocal
+    outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # is `global`, not `nonlocal`
 
     def bind(self, name: str, binding: Binding) -> None:
         """Add one binding of a name."""
         self.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
-        """Return the scope that a load of `name` here reads from, and what it binds the name to."""
+        """Return the scope that a load of `name` here reads from, and its bindings of the name."""
         scope: NameScope | None = self
         while scope is not None:
             # Methods do not see the names of their class.
@@ -69,10 +69,10 @@ class Scopes:
     module: NameScope
     all: list[NameScope]
     of: dict[ast.AST, NameScope]  # by the node that makes it
-    nodes: list[Any]  # but for names
-    parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
+    nodes: list[Any]  # all but names
+    parents: dict[Any, Any]  # the node around each node but the module
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
-    scope_of: dict[ast.AST, NameScope]  # defaults, decorators and the like; others once asked for
+    scope_of: dict[ast.AST, NameScope]  # of defaults, decorators, ...; a cache for other nodes
     _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -104,7 +104,7 @@ class Scopes:
 
     @functools.cached_property
     def fields(self) -> dict[ast.stmt, str]:
-        """Return, for each statement in a block, the field of its parent: "body", "orelse"..."""
+        """For each statement in a block, the field of its parent: "body", "orelse", ..."""
         fields: dict[ast.stmt, str] = {}
         for node in self.nodes:
             if isinstance(node, _WITH_BLOCKS):
@@ -116,7 +116,7 @@ class Scopes:
 
     @functools.cached_property
     def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
-        """Return, by the assigned value or def and the name, the binding and its scope."""
+        """The scope and the binding of each assignment and def, by its value (or def) and name."""
         return {
             (binding.value or binding.node, name): (scope, binding)
             for scope in self.all
@@ -127,7 +127,7 @@ class Scopes:
 
     @functools.cached_property
     def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """Return, by the scope that binds a name and the name, every load of it in order."""
+        """Every load of a name, in order, by the scope that binds the name and the name."""
         by_home: dict[tuple[NameScope, str], list[ast.Name]] = {}
         for scope in self.all:
             for name, loads in scope.loads.items():
@@ -158,7 +158,7 @@ _FIELDS = {
 _FIELDS |= dict.fromkeys((ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg), ())
 _FIELDS[ast.ClassDef] = tuple(field for field in _FIELDS[ast.ClassDef] if field != "keywords")
 _FIELDS[ast.comprehension] = ("target", "ifs")
-_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # whose binders see to their targets
+_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # `_BINDERS` bind their targets
 
 
 def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
@@ -194,7 +194,8 @@ class _Walk:
         self._is_whole = is_whole
 
     def see(self, nodes: list[Any]) -> None:
-        """Note what `nodes`, a stack that this empties, and all below them bind and read."""
+        """Record what `nodes`, a stack that this empties, and all below them bind and read."""
+        # Locals instead of attributes, since this runs once for each node.
         pop, push, seen = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
         fields_of, binders, name, load = _FIELDS, _BINDERS, ast.Name, ast.Load
@@ -223,7 +224,10 @@ class _Walk:
                     below(child)
 
     def _enter(self, node: Any, nodes: list[Any]) -> list[Any]:
-        """Begin the scope that a node makes, and return the stack for the nodes inside it."""
+        """Begin the scope that a node makes, and return the stack for the nodes inside it.
+
+        Its decorators and the like, which are evaluated in the scope around, go to `nodes`.
+        """
         scope = NameScope(node, self.scope)
         self.scopes.all.append(scope)
         self.scopes.of[node] = scope
@@ -305,7 +309,7 @@ def _bind_walrus(walk: _Walk, node: ast.NamedExpr) -> None:
 
 
 def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:
-    """Note the names of `global x` and `nonlocal x`; at the module's level they mean nothing."""
+    """Record the names of `global x` and `nonlocal x`, which mean nothing at module level."""
     if walk.scope.parent is not None:
         walk.scope.outer |= dict.fromkeys(node.names, isinstance(node, ast.Global))
 

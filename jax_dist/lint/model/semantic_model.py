@@ -23,7 +23,7 @@ _Key = TypeVarTuple("_Key")
 _Result = TypeVar("_Result")
 _Node = TypeVar("_Node", bound=ast.AST)
 
-# From a dotted name of another file of the project to what that name means there.
+# Takes a dotted name; returns what another file of the project means by it, or None.
 _Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
 
 
@@ -71,8 +71,8 @@ class Module:
         self.results: dict[Callable[..., Any], dict[Any, Any]] = {}  # of functions kept by `once`
 
     def drop(self) -> None:
-        """Free its memory now; it cannot be used any more."""
-        self.__dict__.clear()  # it and the results of `once` refer to each other
+        """Free the memory of this file now; it cannot be used any more."""
+        self.__dict__.clear()  # else a reference cycle with the results of `once` keeps it alive
 
     def offset(self, line: int, column: int) -> int:
         """Return the offset of `ast`'s line (from 1) and column (bytes, from 0)."""
@@ -96,7 +96,7 @@ class Module:
         return code[first_line:start].decode(), after.decode()
 
     def line_edit(self, node: Any) -> Edit:
-        """Return the edit that takes out all lines on which a node stands."""
+        """Return the edit that removes all lines on which a node stands."""
         code = self.source.code
         line_end = code.find(b"\n", self.span(node)[1])
         return Edit(self.offset(node.lineno, 0), line_end + 1 if line_end >= 0 else len(code), "")
@@ -106,7 +106,7 @@ class Module:
         return self.scopes.parents[node]
 
     def holds(self, node: Any) -> bool:
-        """Return whether a node is of this file; meanings may bring in those of others."""
+        """Return whether a node is of this file; arguments of partials may be of other files."""
         return node is self.tree or node in self.scopes.parents
 
     def call_of(self, node: ast.AST) -> ast.Call | None:
@@ -128,6 +128,7 @@ class Module:
 
     @functools.cached_property
     def _by_class(self) -> dict[type, list[Any]]:
+        """All nodes but names, by their class."""
         by_class: dict[type, list[Any]] = {}
         for node in self.scopes.nodes:
             by_class.setdefault(node.__class__, []).append(node)
@@ -167,17 +168,17 @@ class Module:
         return None
 
     def meaning_of_name(self, scope: NameScope, name: str) -> Meaning | None:
-        """Return what a load of `name` in `scope` means, where all its bindings agree."""
-        home = scope.lookup(name)
-        if home is None:
+        """Return what a load of `name` in `scope` means; None unless all its bindings agree."""
+        scope_and_bindings = scope.lookup(name)
+        if scope_and_bindings is None:
             return None
-        scope, bindings = home
-        key = (scope, name)
+        home, bindings = scope_and_bindings
+        key = (home, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of aliases
             if self._depth < _LONGEST_CHAIN:
                 self._depth += 1
-                self._meanings[key] = self._common_meaning(scope, bindings)
+                self._meanings[key] = self._common_meaning(home, bindings)
                 self._depth -= 1
         return self._meanings[key]
 
@@ -210,12 +211,12 @@ class Module:
         return common
 
     def absolute(self, target: str) -> str:
-        """Return such as `"pkg.utils.f"` for `"..utils.f"` in this file."""
+        """Return the absolute name of a relative import: "pkg.utils.f" for "..utils.f" here."""
         is_package = os.path.basename(self.source.path) == "__init__.py"
         package = self.name if is_package else self.name.rpartition(".")[0]
         try:
             return importlib.util.resolve_name(target, package)
-        except ImportError:  # it leads out of what is known
+        except ImportError:  # it leads above the outermost package that is known
             return target
 
     def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
@@ -231,7 +232,7 @@ class Module:
         return Meaning(inner.name, args, keywords, is_partial=True)
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
-        """Return how to write `name` at a place of this file, and the imports that this needs.
+        """Return how to write the dotted `name` at a node, and the import statements it needs.
 
         Below `from jax import lax as L`, that is `("L.psum", ())` for "jax.lax.psum", and
         `("jax.numpy.sum", ("import jax",))` for "jax.numpy.sum".
@@ -261,7 +262,7 @@ class Module:
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
-        """The names and attributes by meaning, only the widest: `jax.lax.psum`, not its `jax`."""
+        """The names and attributes by meaning, only the longest: `jax.lax.psum`, not its `jax`."""
         by_name: dict[str, list[ast.expr]] = {}
         parents, canonical = self.scopes.parents, self.canonical
         for scope in self.scopes.all:
@@ -279,7 +280,7 @@ class Module:
         return by_name
 
     def uses(self, *names: str) -> list[ast.expr]:
-        """Return every expression that means one of `names`, partials of it too, in order."""
+        """Return every name or attribute that means one of `names` or a partial of it, in order."""
         nodes = (node for name in names for node in self._uses.get(name, ()))
         return sorted(nodes, key=scopes.place)
 

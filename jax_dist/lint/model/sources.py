@@ -1,7 +1,6 @@
-"""The files that are looked at, each as text that can be parsed and edited.
+"""The files to lint: how they are found, and each as text that can be parsed and edited.
 
-A `Source` goes back to the very same bytes. The files are those that are named, and what the
-folders that are named hold.
+A `Source` that is not edited is written back as the very same bytes.
 """
 
 import ast
@@ -65,7 +64,7 @@ class Source:
         return bisect.bisect_right(self.line_starts, offset) - 1
 
     def position(self, offset: int) -> Position:
-        """Return the line and column of a byte."""
+        """Return the line and column, both from 1, of a byte; columns count characters."""
         row = self.row(offset)
         start = self.line_starts[row]
         inside = bisect.bisect_left(self._continuations, offset)
@@ -154,7 +153,10 @@ class Patterns:
     folder: str
 
     def match(self, path: str, name: str = "") -> bool:
-        """Return whether a pattern matches a path; `name`: the only name in it that counts."""
+        """Return whether a pattern matches a path.
+
+        `name` is its last part, if the folders above are known not to match; "": check all parts.
+        """
         if name and not self._places.pattern:
             return bool(self._names.fullmatch(name))
         parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
@@ -269,11 +271,11 @@ def folders_above(folder: str) -> Iterator[str]:
 
 
 def is_project(folder: str) -> bool:
-    """Return whether a folder holds what the top folder of a project does."""
+    """Return whether a folder looks like the top of a project: it holds `.git` or the like."""
     return any(os.path.exists(os.path.join(folder, mark)) for mark in _MARKS)
 
 
 def holds_module(folder: str, name: str) -> bool:
-    """Return whether a folder holds a package or module, as far as a look at names shows."""
+    """Return whether a folder holds `name.py` or a folder `name`, which may be a package."""
     base = os.path.join(folder, name)
     return os.path.isdir(base) or os.path.isfile(f"{base}.py")

@@ -1,4 +1,4 @@
-"""Dimensions over devices in front of arrays: the expressions that put them there."""
+"""Calls that stack arrays for pmap: they add a leading dimension over devices, or change it."""
 
 import ast
 import dataclasses
@@ -22,7 +22,7 @@ _NUMPY = ("jax.numpy", "numpy")
 
 
 class Kind(enum.StrEnum):
-    """Kinds of values, by the dimension over devices in front of their arrays."""
+    """Kinds of values, by what lies along the leading dimension of their arrays."""
 
     REPLICATED = "one copy for each device"
     KEYS = "one key for each device"
@@ -32,10 +32,10 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stacking:
-    """One expression that adds, splits or removes a leading dimension over devices."""
+    """One call that adds, splits or removes a leading dimension over devices."""
 
-    kind: Kind  # of its result
-    of: ast.expr  # what it is done to
+    kind: Kind  # of the result
+    of: ast.expr  # the operand
     count: ast.expr | None = None  # the number of devices, where it is written
 
 
@@ -60,7 +60,7 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
 
 
 def _shapes_devices(module: Module, change: _Stacking) -> bool:
-    """Return whether a reshape is of a list of devices, which makes a mesh and splits no batch."""
+    """Return whether a reshape makes a mesh of a list of devices, and splits no batch."""
     if change.kind is not Kind.SPLIT:
         return False
     names = (part for part in ast.walk(change.of) if isinstance(part, ast.Name | ast.Attribute))
@@ -91,7 +91,7 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
-    """Return the name of a function's one parameter and its result, or None and None."""
+    """Return the parameter's name and the result of `lambda x: result`; else None and None."""
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
@@ -129,7 +129,7 @@ def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
 
 
 def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking | None:
-    """Return what a call does if the count in its arguments is the number of devices.
+    """Return what a call does to the leading dimension if its count is the number of devices.
 
     `x.reshape((n, -1))` splits a batch over devices only if `n` counts them: that is for the caller
     to check. `name` is the qualified name of the called function, "" if that is unknown.
@@ -207,17 +207,20 @@ def _first_size(module: Module, shape: ast.expr | None) -> ast.expr | None:
     return shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
 
 
-_Seen: TypeAlias = frozenset[ast.expr]  # on the way to a value: ends `n = n` in a loop
+_Seen: TypeAlias = frozenset[ast.expr]  # expressions followed so far, to stop at `n = n` in a loop
 _COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
 _LISTS = frozenset(("jax.devices", "jax.local_devices"))
-# Parameters and settings that say by their name that they count devices.
+# Names of parameters and settings that count devices.
 _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_count|n_?dev")
 
 
 def counts_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, by_name: bool = True
 ) -> bool:
-    """Return whether an expression is the number of devices; `by_name`: or called `num_devices`."""
+    """Return whether an expression is the number of devices.
+
+    `by_name`: a name such as `num_devices` is enough if its value is not known.
+    """
     if node in seen:
         return False
     seen |= {node}
@@ -235,7 +238,7 @@ def counts_devices(
 def lists_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, all_of_them: bool = False
 ) -> bool:
-    """Return whether an expression is a list of devices; `all_of_them`: and not a slice of one."""
+    """Return whether an expression is a list of devices; `all_of_them`: not a slice of it."""
     if node in seen:
         return False
     if isinstance(node, ast.Call):

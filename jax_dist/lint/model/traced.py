@@ -28,7 +28,7 @@ TRIGGERS = (b"pmap", b"shard_map")
 def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
     """Return `("jit", function)` of every function that the file jits, pmaps or shard_maps.
 
-    They are in order of place. Those of `jax_dist.pmap` are among them: a migrated program can
+    They are in order of line. Those of `jax_dist.pmap` are among them: a migrated program can
     still be slow to compile.
     """
     applied: list[tuple[Site, _By, scopes.Function]] = [
@@ -39,7 +39,7 @@ def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
 
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
-    """Yield where a transformation is applied, with the function, if the file shows it."""
+    """Yield each site of a transformation whose function the file shows, with the function."""
     for site in pmaps.applications(module, _NAMES[by]):
         function = functions.innermost(module, site.fun)
         if function is not None:
@@ -51,13 +51,13 @@ SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.Partitio
 
 
 def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
-    """Return the one value of a name, None if there are several; any other expression as it is."""
+    """Return the value of a name, None if it is not known; any other expression as it is."""
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
 def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return a function and those of the file that it names, directly or through others."""
-    functions_seen = {function: None}
+    functions_seen = {function: None}  # an ordered set
     waiting = [function]
     while waiting:
         for helper in _helpers(module, waiting.pop()):
@@ -69,7 +69,7 @@ def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
 
 @once
 def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
-    """Return the functions of the file that a function names, in order of place."""
+    """Return the functions of the file that a function's code names."""
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute))
     return list(filter(None, (pmaps.definition(module, name) for name in names)))
 
@@ -102,7 +102,7 @@ _OUTER: dict[str, tuple[int, ...]] = {
 
 
 def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
-    """Return `("jax.jit", call)` of `jit(function)`; None if no such call is right around it."""
+    """Return `("jax.jit", call)` of `jit(function)`; None if no tracing call takes `function`."""
     call = module.parent(function)
     if not isinstance(call, ast.Call) or call.func is function:
         return None
@@ -126,7 +126,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 
 
 def around(module: Module, node: ast.AST) -> str | None:
-    """Return such as "jax.jit" if that traces the code at a node; None if nothing is seen to."""
+    """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown."""
     child = node
     for ancestor in module.ancestors(node):
         if isinstance(ancestor, scopes.Function) and functions.is_in_body(module, ancestor, child):
@@ -139,7 +139,7 @@ def around(module: Module, node: ast.AST) -> str | None:
 
 @once
 def _tracing(module: Module, function: scopes.Function) -> str | None:
-    """Return such as "jax.jit" if that decorates a function or takes it as an argument."""
+    """Return the name, as "jax.jit", of what decorates or takes a function; None if nothing."""
     is_lambda = isinstance(function, ast.Lambda)
     reads = [function] if is_lambda else functions.reads(module, function) or ()
     calls = filter(None, (given_to(module, read) for read in reads))

@@ -1,9 +1,9 @@
-"""Words of a file, by which most files are passed over and never parsed."""
+"""The words in a file's bytes, by which the linter skips most files without parsing them."""
 
 import functools
 import re
 
-# All but letters, digits, underscores, and what is not ASCII.
+# A table for `bytes.translate`: blanks for all but letters, digits, underscores and non-ASCII.
 _BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # `from a.b import c, d`, over several lines too, with what the names are.
@@ -47,13 +47,13 @@ class Words:
         return by_name
 
     def may_name(self, name: bytes) -> bool:
-        """Return whether code may name such as `jax.core.Primitive`, or import it."""
+        """Return whether the code may use or import a dotted name, as `jax.core.Primitive`."""
         home, _, last = name.rpartition(b".")
         forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(home))
         return name in self.imported or self.hold(*forms)
 
     def _spellings(self, module: bytes) -> set[bytes]:
-        """Return how the file may write a module: in full, as it is imported, by its last part."""
+        """Return how the code may write a module: in full, as it is imported, or its last part."""
         above, _, last = module.rpartition(b".")
         is_internal = any(last in self.imported.get(home + last, ()) for home in _INTERNAL)
         spellings = {module} if is_internal else {module, last}

@@ -1,8 +1,8 @@
 """The rules: one file each, named as its rule; files with an underscore hold what several share.
 
-A rule gets one file (`Module`) and yields `Found`s. It changes nothing, reads no other file but
-through the names of its `Module`, and never imports jax. The linter lists this folder, and takes
-each `Rule` that it finds.
+A rule takes one file (`Module`) and yields a `Found` for each finding. It changes nothing, reads no
+other file but through the names of its `Module`, and never imports jax. The linter imports all
+files of this folder, and takes each `Rule` in them.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ Version: TypeAlias = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """Finding of a check: a place, one sentence, and perhaps a fix."""
+    """Finding of a rule's check: a node, one sentence, and perhaps a fix."""
 
-    node: Any  # of the tree, with its place
+    node: Any  # an AST node of the file that has a line and column
     message: str
     fix: Fix | None = None
-    needs: Version = (0,)  # the fix is not made in projects that must run on an older jax
+    needs: Version = (0,)  # the first jax on which the fix works; older projects only see it
 
 
 Findings: TypeAlias = Iterator[Found]
@@ -34,7 +34,7 @@ Findings: TypeAlias = Iterator[Found]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A check, which it decorates, and the words that explain it in docs/rules.md."""
+    """A check, the function that it decorates, and the texts that explain it in docs/rules.md."""
 
     code: Code
     name: str
@@ -42,7 +42,8 @@ class Rule:
     what: str  # what it finds
     why: str  # what that costs, with the versions that were measured
     instead: str  # what to write
-    triggers: tuple[bytes, ...] | Callable[[Words], bool]  # a file that holds none is not parsed
+    # Words, or a condition on the words of a file; a file that does not match is not parsed.
+    triggers: tuple[bytes, ...] | Callable[[Words], bool]
     fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
     default: bool = True  # False: only where asked for, because it can only say "may"
     since: Version = (0,)  # silent in projects that must run on a jax older than this
@@ -52,7 +53,7 @@ class Rule:
         return dataclasses.replace(self, check=check)
 
     def may_match(self, words: Words) -> bool:
-        """Return whether a file may have findings, by its words."""
+        """Return whether a file with these words may have findings of this rule."""
         if callable(self.triggers):
             return self.triggers(words)
         return words.hold(*self.triggers)
@@ -60,7 +61,7 @@ class Rule:
     def finding(
         self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None
     ) -> Finding:
-        """Return what the rule says of some bytes of a file."""
+        """Return a finding of this rule at the bytes `span` of a file."""
         start, end = map(source.position, span)
         text = source.line_text(span[0])
         return Finding(source.path, self.code, self.name, message, start, end, span, text, fix)

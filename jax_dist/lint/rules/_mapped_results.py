@@ -1,7 +1,7 @@
 """Results of mapped functions: the values of a file with one slice for each device.
 
-A value is followed back through names, unpacked tuples, entries and attributes. All that it may be
-must come from calls of mapped functions, or of Flax's `replicate`; else nothing is known of it.
+A value is followed back through names, unpacked tuples, items and attributes. Each of its possible
+origins must be a call of a mapped function, or of Flax's `replicate`; else nothing is known of it.
 """
 
 import ast
@@ -30,13 +30,13 @@ class Origin:
 
     @property
     def is_sliced(self) -> bool:
-        """True if every leaf is surely a jax.Array with one slice for each device in front."""
+        """True if every leaf surely has a leading dimension with one slice for each device."""
         if self.site is None:
             return len(self.call.args) + len(self.call.keywords) == 1
         return "out_axes" not in self.site.arguments and not self.site.unknown
 
 
-_Step: TypeAlias = tuple[ast.expr, Path]
+_Step: TypeAlias = tuple[ast.expr, Path]  # an expression, and the part of it that is meant
 
 
 @once
@@ -61,7 +61,7 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
             origins.append(origin)
             sources = []
         else:
-            sources = _sources(module, *step)
+            sources = _previous_steps(module, *step)
         if sources is None or len(seen) > _MOST_STEPS or len(step[1]) > _LONGEST_PATH:
             return []
         waiting += sources
@@ -69,7 +69,7 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
 
 
 def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
-    """Return the origin that a node itself is; None if it calls no mapped function."""
+    """Return the origin if a node is a call of a mapped function or of `replicate`; else None."""
     if not isinstance(node, ast.Call):
         return None
     site = mapped_calls(module).get(node)
@@ -77,8 +77,8 @@ def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
     return Origin(node, site, path) if site or is_replicate else None
 
 
-def _sources(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
-    """Return the values, one step back, that the one at `path` may be; None if some are unknown."""
+def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
+    """Return what the part at `path` of a node may be, one definition back; None if unknown."""
     match node:
         case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:
             return [(value, (f".{name}", *path))]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from jax_dist.lint.rules._renames import Rename
 
-# The old home and the new one, the jax that removed the old names ("-": not known), the first jax
-# with the new ones (0: as old as what a project may require), and the names; `a:b` is `b` now.
+# A row: the old module, the new one, the jax that removed the old names ("-": not known), the first
+# jax with the new ones (0: any that a project may require), and the names; `a:b` is now called `b`.
 _MOVED = """
 jax jax.tree 0.6.0 0.4.25 tree_map:map tree_leaves:leaves tree_flatten:flatten
 jax jax.tree 0.6.0 0.4.25 tree_unflatten:unflatten tree_structure:structure
@@ -56,7 +56,7 @@ jax jax.extend.backend 0.4.36 0.4.26 clear_backends
 jax.experimental jax - 0.8.0 enable_x64
 """
 
-# The old name, what removed it, and what to do in the place of a new name.
+# A row: the old name, the jax that removed it, and what to do, since there is no new name.
 _WITHOUT_SUCCESSOR = """
 jax.sharding.use_mesh 0.7.1 use with jax.set_mesh(mesh)
 jax.sharding.PmapSharding 0.10.0 pmap's results have a NamedSharding now

@@ -37,17 +37,17 @@ class Rename:
         return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
-# Returns what else must change at one use of an old name, such as the names of its arguments; None
-# if the new name cannot take its place there.
+# Returns the further edits that one use of an old name needs, such as renamed keywords ([]: none);
+# None if the new name cannot be used there.
 Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Sequence[Edit] | None]
 
-# `import jax` does not load these.
+# Modules that `import jax` does not load: a use of one needs an import of its own.
 _LOADED_APART = ("jax.extend.backend", "jax.extend.core", "jax.extend.linear_util")
 _LOADED_APART += ("jax.example_libraries.optimizers", "jax.example_libraries.stax")
 
 
 def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
-    """Return a function that tells whether a file with some words may use a name of the table."""
+    """Return a rule's trigger: whether a file, by its words, may use a name of the table."""
     names: dict[bytes, list[bytes]] = {}  # by their last part
     for entry in table:
         name = entry.old.encode()
@@ -55,7 +55,7 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     last_parts = frozenset(names)
 
     def may_mention(words: Words) -> bool:
-        # The intersection of two sets looks at the smaller one only.
+        # Fast, since the intersection of two sets visits the smaller one only.
         shared = last_parts & words.all
         return any(words.may_name(name) for last in shared for name in names[last])
 
@@ -63,21 +63,21 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
 
 
 def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
-    """Yield a finding for each import of a name of the table, and each `a.b.name`.
+    """Yield a finding for each import of an old name of the table, and each `jax.old_name`.
 
-    The uses of an imported name are not reported again. Code that is ready for the name to be
-    missing is not reported, nor a name that the file sets: `jax.tree_map = jax.tree.map`. Without
-    `adapt`, the new names are used as the old ones.
+    The uses of an imported name are not reported again. Not reported either are code that handles
+    the missing name, and a name that the file sets: `jax.tree_map = jax.tree.map`. Without `adapt`,
+    each new name replaces the old one as it is.
     """
-    assigned = _assigned(module)
+    assigned = _assigned_names(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
     yield from _in_imports(module, entries, adapt)
     yield from _in_attributes(module, entries, adapt)
 
 
 @once
-def _assigned(module: Module) -> set[str]:
-    """Return the attributes that the file sets or deletes, such as "jax.tree_map"."""
+def _assigned_names(module: Module) -> set[str]:
+    """Return the dotted names that the file sets or deletes, such as "jax.tree_map"."""
     stores = (node for node in module.nodes(ast.Attribute) if not isinstance(node.ctx, ast.Load))
     return {f"{module.qualified_name(node.value)}.{node.attr}" for node in stores}
 
@@ -90,16 +90,16 @@ def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
 
 
 def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
-    """Yield a finding for each `a.b.name` that spells an old name; `entries` are by that name."""
+    """Yield a finding for each attribute that writes out an old name, a key of `entries`."""
     for name in module.used_names():
         entry = _entry_for(entries, name)
         if entry is None:
             continue
         for use in module.uses(name):
-            node = use  # and then the part of `jax.old.name.more` that is the old name itself
+            node = use  # becomes the part of `jax.old.name.more` that is the old name itself
             for _ in range(name.count(".") - entry.old.count(".")):
                 node = node.value if isinstance(node, ast.Attribute) else node
-            # Other files' aliases do not spell the old name.
+            # An alias from another file, `compat.tree_map`, does not write out the old name.
             home = module.qualified_name(node.value) if isinstance(node, ast.Attribute) else None
             if home == entry.old.rpartition(".")[0] and not is_guarded(module, node):
                 yield Found(node, entry.message, _use_fix(module, entry, node, adapt), entry.needs)
@@ -112,7 +112,7 @@ def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None)
         return None
     text, imports = module.name_for(entry.new, node)
     if text.startswith("_"):
-        return None  # by the plain name the file means something else
+        return None  # the file binds the name `jax` to something else
     if text == entry.new:
         homes = (home for home in _LOADED_APART if f"{text}.".startswith(f"{home}."))
         imports = (*imports, *(f"import {home}" for home in homes))
@@ -121,18 +121,22 @@ def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None)
 
 
 def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
-    """Return whether jax.Array means more: `isinstance(x, jax.Array)` is true of more than keys."""
+    """Return whether jax.Array would replace a narrower type outside of an annotation.
+
+    There it may change a result: `isinstance(x, jax.Array)` is true of more than keys.
+    """
     if entry.new != "jax.Array":
         return False
+    child = node
     for around in module.ancestors(node):
         if isinstance(around, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
-            return node is not getattr(around, "annotation", getattr(around, "returns", None))
-        node = around
+            return child is not getattr(around, "annotation", getattr(around, "returns", None))
+        child = around
     return True
 
 
 def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
-    """Yield a finding for each import of an old name; `entries` are by that name."""
+    """Yield a finding for each import of an old name, a key of `entries`."""
     for statement in module.nodes(ast.Import, ast.ImportFrom):
         if getattr(statement, "level", 0):
             continue  # of the project itself
@@ -142,7 +146,7 @@ def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | No
         old = {alias: entry for alias, entry in named.items() if entry is not None}
         if old and not is_guarded(module, statement):
             fixes = _import_fixes(module, statement, old, adapt) if is_from else {}
-            needs = max(entry.needs for entry in old.values())  # their fix is one
+            needs = max(entry.needs for entry in old.values())  # one fix replaces all of them
             for alias, entry in old.items():
                 yield Found(alias, entry.message, fixes.get(alias), needs)
 
@@ -155,8 +159,8 @@ def _import_fixes(
 ) -> dict[ast.alias, Fix]:
     """Return the fix that imports new names in place of the `old` ones of a `from` import.
 
-    It is one fix, by each of the names that it replaces. A name stays if there is no new one, or if
-    the new one cannot be used wherever the file reads the name.
+    Each alias that it replaces is a key, all with the same fix. A name stays if there is no new
+    one, or if the new one cannot be used wherever the file reads the name.
     """
     new_names: dict[ast.alias, str] = {}
     more_edits: list[Edit] = []
@@ -168,7 +172,7 @@ def _import_fixes(
             continue
         if any(_is_wider(module, entry, read) for read in reads):
             continue
-        # Of an entry for a whole module, the rest of the name stays as it is.
+        # An entry may be for a module around the name: what follows the module stays.
         below_entry = f"{statement.module}.{alias.name}"[len(entry.old) :]
         new_names[alias] = entry.imported + below_entry
         more_edits += [edit for edits in changes for edit in edits or ()]
@@ -182,7 +186,10 @@ def _import_fixes(
 def _import_edits(
     module: Module, statement: ast.ImportFrom, new_names: Mapping[ast.alias, str]
 ) -> list[Edit] | None:
-    """Return the edits that import the new names as the old short ones; None inside a line."""
+    """Return the edits that import new names under the names that the file uses.
+
+    None if the import does not begin its line.
+    """
     indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
@@ -215,7 +222,7 @@ _ASKED = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
-    """Return whether the code around `node` catches the error, or asks for the name or version."""
+    """Return whether code around `node` handles the missing name: by `except`, hasattr, version."""
     for around in module.ancestors(node):
         match around:
             case ast.Try(handlers=handlers) if any(map(_catches, handlers)):
@@ -227,7 +234,7 @@ def is_guarded(module: Module, node: ast.AST) -> bool:
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:
-    """Return whether an `except` is reached where a module or attribute is missing."""
+    """Return whether an `except` catches the error of a missing module or attribute."""
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]

@@ -38,7 +38,10 @@ def all_gather_then_reduce(module: Module) -> Findings:
 
 
 def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] | None:
-    """Return `(call, "mean", has no axis)` of `gather(...).mean()`, `jnp.mean(gather(...))`."""
+    """Return `(call, "mean", is_over_all)` of `gather(...).mean()`, `jnp.mean(gather(...))`.
+
+    None if no reduction is right around the gather, or it has other options than axis=0.
+    """
     match module.parent(gather):
         case ast.Attribute(attr=name) as method:
             call = module.call_of(method)
@@ -62,7 +65,10 @@ def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] |
 def _fix(
     module: Module, gather: ast.Call, call: ast.Call, name: str, *, over_all: bool
 ) -> Fix | None:
-    """Return the fix that makes the gather a psum or the like; a reduction over all stays."""
+    """Return the fix that makes the gather a psum or the like, without the reduction around it.
+
+    A reduction over all dimensions stays. None if parentheses are in the way.
+    """
     reduction = f"jax.lax.{_REDUCTIONS[name]}"
     reduced, imports = module.name_for(reduction, call)
     edits = [Edit(*module.span(gather.func), reduced)]

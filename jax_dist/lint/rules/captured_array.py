@@ -37,7 +37,7 @@ def captured_array(module: Module) -> Findings:
     functions_seen: set[scopes.Function] = set()
     reads_seen: set[ast.AST] = set()
     for by, body in traced.traced(module):
-        if by == "jax_dist.pmap":  # which makes arguments of them
+        if by == "jax_dist.pmap":  # it passes captured arrays as arguments
             continue
         for function in traced.reached(module, body):
             if function in functions_seen:
@@ -91,7 +91,7 @@ def _is_array(module: Module, node: ast.Call) -> bool:
 
 
 def _may_be_large(module: Module, node: ast.expr) -> bool:
-    """Return whether an array made of this argument may be large: it is no short literal."""
+    """Return whether `array(node)` may be large: the node is no short literal."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
             return _may_be_large(module, node.func.value)
@@ -103,11 +103,11 @@ def _may_be_large(module: Module, node: ast.expr) -> bool:
     return len(nodes) >= _SMALL or any(isinstance(part, ast.Name | ast.Call) for part in nodes)
 
 
-def _has_size(call: ast.Call, place: int, root: str) -> bool:
-    """Return whether `zeros(shape)`, with the shape at `place`, may make a large array."""
+def _has_size(call: ast.Call, position: int, root: str) -> bool:
+    """Return whether `zeros(shape)` may make a large array; its shape is at a position."""
     shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
     if root != "numpy.random":  # whose functions take sizes in many places
-        shapes += call.args[place : place + 1]
+        shapes += call.args[position : position + 1]
     if not shapes:
         return False  # a single number
     sizes = shapes[0].elts if isinstance(shapes[0], ast.Tuple | ast.List) else [shapes[0]]

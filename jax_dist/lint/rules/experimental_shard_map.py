@@ -46,7 +46,7 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
 
 
 def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Return the edits that name the arguments as `jax.shard_map` does; None if they cannot."""
+    """Return the edits that pass the arguments by the names of `jax.shard_map`; None: no fix."""
     del entry
     site = pmaps.site(module, use)
     if not site.is_application or site.unknown or len(site.args) > len(_PARAMETERS):

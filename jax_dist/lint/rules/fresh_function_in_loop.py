@@ -64,11 +64,11 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether an expression makes another function in each iteration of a loop."""
-    fun = traced.followed(module, fun) or fun
-    name = module.qualified_name(fun.func) if isinstance(fun, ast.Call) else None
+    value = traced.followed(module, fun) or fun
+    name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
     if name in PARTIAL:
-        return _loop_around(module, fun) is loop
-    if name in traced.SHARD_MAP and fun.args:  # which `innermost` does not look through
-        fun = fun.args[0]
-    function = functions.innermost(module, fun)
+        return _loop_around(module, value) is loop
+    if name in traced.SHARD_MAP and value.args:  # which `innermost` does not look through
+        value = value.args[0]
+    function = functions.innermost(module, value)
     return function is not None and _loop_around(module, function) is loop

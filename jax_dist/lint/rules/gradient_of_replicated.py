@@ -54,7 +54,7 @@ def gradient_of_replicated(module: Module) -> Findings:
 def _replicated_parameters(
     module: Module, site: Site, function: scopes.Function
 ) -> dict[ast.AST, bool]:
-    """Return whether the spec of each parameter is `P()`; {} if a spec cannot be read."""
+    """Return by parameter whether its spec is `P()`, so replicated; {} if one cannot be read."""
     parameters = [*function.args.posonlyargs, *function.args.args]
     in_specs = traced.followed(module, site.arguments.get("in_specs"))
     specs = in_specs.elts if isinstance(in_specs, ast.Tuple) else [in_specs] * len(parameters)
@@ -79,10 +79,10 @@ class _Body:
     reached: list[scopes.Function]  # the function and those that it calls
 
     def summed(self, gradient: ast.expr) -> str | None:
-        """Return the argument of a `jax.grad` that makes JAX sum the gradient over the devices.
+        """Return the code of the argument by which `jax.grad` sums its gradient over the devices.
 
-        None if there is none: the argument is replicated, another value that the loss uses is
-        sharded, and the loss has no collective.
+        JAX does so if that argument is replicated, another value that the loss uses is sharded, and
+        the loss has no collective. None if there is no such argument.
         """
         if not any(around in self.reached for around in self.module.ancestors(gradient)):
             return None
@@ -95,7 +95,7 @@ class _Body:
         return None
 
     def _gradient_calls(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
-        """Yield `(call, loss, argument)` of each `grad(loss)(...)`, which is by `argument`."""
+        """Yield `(call, loss, argument)` of each `grad(loss)(...)`, the gradient by `argument`."""
         grad_call = self.module.call_of(gradient)
         if grad_call is None or not grad_call.args:
             return
@@ -149,12 +149,12 @@ class _Body:
         answers = {self._is_replicated(value, depth + 1) for value in values}
         if len(answers) == 1 and len(values) == len(arguments):
             return answers.pop()
-        # `scan(f, init, xs)`, `vmap(f)`: what is not captured is taken to differ.
+        # As in `scan(f, init, xs)`, `vmap(f)`: parameters of inner functions count as sharded.
         is_inner = module.is_inside(function, self.function)
         return False if is_inner or function is self.function else None
 
     def _communicates(self, loss: ast.expr) -> bool:
-        """Return whether a loss may use a collective; also where it cannot be read."""
+        """Return whether a loss may use a collective; True also if its code is not in the file."""
         function = functions.innermost(self.module, loss)
         if function is None:
             return True

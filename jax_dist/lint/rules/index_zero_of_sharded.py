@@ -45,7 +45,10 @@ def index_zero_of_sharded(module: Module) -> Findings:
 
 
 def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
-    """Return the fix of `unreplicate(tree)`; None if a leaf may have no slice for each device."""
+    """Return the fix that reads the first shard instead of `unreplicate(tree)`.
+
+    None if a leaf may have no leading dimension over devices.
+    """
     call = module.call_of(function)
     if call is None or len(call.args) != 1 or call.keywords:
         return None
@@ -60,7 +63,10 @@ def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
 
 
 def _fix(module: Module, node: ast.AST | None, origins: list[Origin]) -> Fix | None:
-    """Return the fix of `x[0]`; None if a leaf of x may have no slice for each device."""
+    """Return the fix that reads the first shard instead of `x[0]`, the expression `node`.
+
+    None if `node` is no `x[0]`, or a leaf of x may have no leading dimension over devices.
+    """
     if not isinstance(node, ast.Subscript) or not all(origin.is_sliced for origin in origins):
         return None
     start, end = module.span(node.value)[1], module.span(node)[1]

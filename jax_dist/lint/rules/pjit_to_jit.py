@@ -32,7 +32,7 @@ def pjit_to_jit(module: Module) -> Findings:
 
 
 def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Return [], no edits, if a use may take the new name with the same arguments; else None."""
+    """Return [] (no edits) if a use may take the new name with the same arguments; else None."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
         call = module.call_of(use)

@@ -1,6 +1,6 @@
-"""Expressions that put the device axis in front of a value, take it away, or keep it.
+"""Expressions that add the device axis, the leading dimension of pmap, remove or keep it.
 
-What a function of the project does is what all its branches do to one of its parameters.
+A function of the project does what all its branches do to one of its parameters.
 """
 
 import ast
@@ -20,9 +20,9 @@ _TO_HOST = frozenset(("jax.device_get", "numpy.array", "numpy.asarray"))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the device axis of `of`, by an expression around it."""
+    """What an expression does to the device axis of its operand `of`."""
 
-    kind: Kind | None  # None: the axis stays
+    kind: Kind | None  # of the result; None: the axis stays as it is
     of: ast.expr
     to_host: bool = False  # whether it may give arrays of NumPy
 
@@ -32,40 +32,44 @@ class AxisChanges:
 
     def __init__(self, module: Module, files: ProjectFiles):
         self._module, self._files = module, files
-        self._known: dict[ast.AST, Change | None] = {}
+        self._changes: dict[ast.AST, Change | None] = {}
 
     def find(self, node: ast.AST | None) -> Change | None:
-        """Return how a call changes the axis; None if it does not, or that is not seen."""
+        """Return how a call changes the device axis; None if it keeps it or cannot be analyzed."""
         change = self._change_of(node)
         return None if change is None or change.kind is None else change
 
     def find_first(self, node: ast.AST | None) -> Change | None:
-        """Return how a call takes the first copy."""
+        """Return the change of a call such as `unreplicate(x)`, which is `x[0]`; else None."""
         change = self._change_of(node)
         return change if change is not None and change.kind is Kind.ONE else None
 
     def find_unchanged(self, node: ast.AST | None) -> ast.expr | None:
-        """Return the argument that a call gives back with the same axis, on the devices."""
+        """Return the argument that a call returns with the same axis, on the devices; else None."""
         change = self._change_of(node)
         return change.of if change and change.kind is None and not change.to_host else None
 
     def _change_of(self, node: ast.AST | None) -> Change | None:
+        """Return what a call does to the axis, through all nested calls; None if unknown."""
         if not isinstance(node, ast.Call):
             return None
-        if node not in self._known:
-            change = self._step(self._module, node, 0)
+        if node not in self._changes:
+            change = self._outer(self._module, node, 0)
             while change is not None and change.kind is None:
-                inner = self._step(self._module, change.of, 0)
+                inner = self._outer(self._module, change.of, 0)
                 if inner is None:
                     break
                 change = _compose(change, inner)
-            self._known[node] = change
-        return self._known[node]
+            self._changes[node] = change
+        return self._changes[node]
 
-    def _step(
+    def _outer(
         self, module: Module, node: ast.expr, depth: int, *, of_array: bool = False
     ) -> Change | None:
-        """Return what the outermost part of an expression does."""
+        """Return what the outermost call of an expression does to the axis; None if unknown.
+
+        `of_array`: the expression is of one array, in a function for `tree.map`.
+        """
         stacked = stacking.stacking(module, node)
         if stacked is not None:
             return Change(stacked.kind, stacked.of)
@@ -91,7 +95,7 @@ class AxisChanges:
         return argument and dataclasses.replace(change, of=argument)
 
     def _definition(self, module: Module, fun: ast.expr) -> tuple[Module, scopes.Function | None]:
-        """Return the definition of a function, and the file of the project that holds it."""
+        """Return the file of the project that defines a function, and its def; or None for that."""
         function = pmaps.definition(module, fun)
         if function is not None:
             return module, function
@@ -106,7 +110,10 @@ class AxisChanges:
         *,
         of_array: bool = False,
     ) -> Change | None:
-        """Return what a function does to the parameter that it gives back."""
+        """Return what a function does to the parameter that it returns; None if unknown.
+
+        `Change.of` is then that parameter's name in the function. All branches must agree.
+        """
         results = results_of(function) if function and depth < _DEEPEST else None
         if function is None or not results:
             return None
@@ -114,13 +121,13 @@ class AxisChanges:
         changes: list[Change] = []
         for branch in (part for result in results for part in _branches(result)):
             change: Change | None = Change(None, branch)
-            while change is not None:
+            while change is not None:  # from the result inwards, down to a parameter
                 value = module.value(change.of)
                 if value is None and getattr(change.of, "id", None) in names:
                     changes.append(change)
                     break
                 inner = Change(None, value) if value is not None else None
-                inner = inner or self._step(module, change.of, depth + 1, of_array=of_array)
+                inner = inner or self._outer(module, change.of, depth + 1, of_array=of_array)
                 change = inner and _compose(change, inner)
             if change is None:
                 return None
@@ -139,7 +146,7 @@ def _compose(outer: Change, inner: Change) -> Change | None:
 
 
 def _read_array(node: ast.expr) -> Change | None:
-    """Return what is done to one array, as in a function that `tree.map` calls."""
+    """Return what `x[0]`, `x.squeeze(0)`, `x.astype(t)` and the like do to an array `x`."""
     match node:
         case (
             ast.Subscript(value=array, slice=ast.Constant(value=0))
@@ -160,7 +167,7 @@ def _read_array(node: ast.expr) -> Change | None:
 
 
 def _branches(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield what `a if b else c` may be; else the expression itself."""
+    """Yield `a` and `c` of `a if b else c`, at any depth; else the expression itself."""
     if isinstance(node, ast.IfExp):
         yield from (*_branches(node.body), *_branches(node.orelse))
     else:

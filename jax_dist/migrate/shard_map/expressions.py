@@ -1,4 +1,4 @@
-"""Expressions around values: parts of arguments, and what takes the first copy."""
+"""Expressions around values: parts of arguments, containers, and reads of lists."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from jax_dist.lint.model.semantic_model import Module
 
 
 def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
-    """Return the function of the file that a call calls."""
+    """Return the def of this file that a call calls; None if it is elsewhere or unknown."""
     function = pmaps.definition(module, call.func)
     if isinstance(function, ast.FunctionDef) and module.holds(function):
         return function
@@ -17,7 +17,7 @@ def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
 
 
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
-    """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
+    """Return the calls `get_metrics(listed)` of Flax; None if other code reads the list too."""
     scope_and_bindings = module.scope(listed).lookup(listed.id)
     lists = (b for b in module.reaching(listed) or () if not isinstance(b.value, ast.Call))
     bindings = {id(binding.node) for binding in lists}  # not `metrics = get_metrics(metrics)`
@@ -38,13 +38,13 @@ def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
 
 
 def waits(module: Module, call: ast.Call) -> bool:
-    """Return whether a call only waits for the value."""
+    """Return whether a call only waits for a value to be computed."""
     is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
     return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
 
 
 def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of an argument that is a literal or a dict of values; else itself."""
+    """Yield the parts of a tuple, list or dict, nested ones too; of all else the node itself."""
     match node:
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
             pass
@@ -58,12 +58,13 @@ def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _makes_dict(module: Module, call: ast.Call) -> bool:
+    """Return whether a call is `dict(...)`, or Flax's `FrozenDict(...)` or the like."""
     is_dict = module.builtin(call.func) == "dict"
     return is_dict or (module.qualified_name(call.func) or "").startswith("flax.core.")
 
 
 def container_around(module: Module, node: ast.expr) -> ast.expr | None:
-    """Return the literal or dict that holds an expression as one of its parts."""
+    """Return the tuple, list or dict that has an expression as a part; None if there is none."""
     parent = module.parent(node)
     if isinstance(parent, ast.keyword):
         parent = module.parent(parent)
@@ -73,7 +74,7 @@ def container_around(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:
-    """Return what a function may return; None where its decorators or its kind hide that."""
+    """Return all that a function may return; None if it is decorated, async or a generator."""
     if isinstance(function, ast.AsyncFunctionDef):
         return None
     if not isinstance(function, ast.Lambda) and function.decorator_list:

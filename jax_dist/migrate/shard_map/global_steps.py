@@ -1,7 +1,7 @@
 """Steps over global arrays: which mapped functions can be `jax.jit` with shardings alone.
 
 In such a step a `pmean` or `psum` over the mapped axis gives way to its argument, for that is
-computed from the whole batch. Whether the numbers stay is for a run to show.
+computed from the whole batch. Only a run can show whether the numbers stay the same.
 """
 
 import ast
@@ -27,10 +27,10 @@ _REASONS = {
 def reductions(
     module: Module, mapped: Mapped, layouts: Layouts, axis: str, keys: Sequence[str]
 ) -> list[tuple[ast.Call, ast.expr]]:
-    """Return the calls of pmean and psum that a step does not need, each with its first argument.
+    """Return the calls of pmean and psum that a jitted step drops, each with its operand.
 
-    Raises Left if it must stay mapped. `axis` is the text of the axis's name, such as `"batch"`
-    with its quotes; `keys` are the parameters that get a key for each device.
+    Raises Left if the step needs shard_map. `axis` is the code of the axis's name, such as
+    `"batch"` with its quotes; `keys` are the parameters that get a key for each device.
     """
     if keys:
         raise Left("keys per device")
@@ -41,7 +41,7 @@ def reductions(
         raise Left("the function of the step is not in this file")
     nodes = nodes_of(module, mapped)
     edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
-    # A reduction has two operands: its array, and the axis.
+    # Of each reduction, all that is not its array names the axis, and goes with it.
     axes = {
         operand
         for call, array in edits
@@ -54,7 +54,7 @@ def reductions(
 
 
 def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
-    """Return the text of a step and of the functions of the file that it names."""
+    """Return the nodes of a step and of the functions that it names, without decorators."""
     step = functions.innermost(module, mapped.site.fun)
     parts = [mapped.site.fun] if step is None else traced.reached(module, step)
     decorators = (decorator for part in parts for decorator in getattr(part, "decorator_list", ()))
@@ -64,7 +64,7 @@ def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
 
 
 def why_it_differs(module: Module, mapped: Mapped) -> str:
-    """Return why a step gives something else for the whole batch, as its text has it."""
+    """Return the likely reason why a step computes other numbers from the whole batch."""
     nodes = nodes_of(module, mapped)
     words = {getattr(node, name, None) for node in nodes for name in ("id", "attr", "arg", "value")}
     if {"batch_stats", "BatchNorm", "batch_norm"} & {w for w in words if isinstance(w, str)}:
@@ -76,7 +76,7 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
 
 
 def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
-    """Return a reduction over the axis with its argument. Raises Left for other collectives."""
+    """Return [(call, operand)] of a pmean or psum, else []; raise Left at other collectives."""
     if not isinstance(node, ast.Call):
         return []
     name = module.qualified_name(node.func) or ""

@@ -1,7 +1,8 @@
-"""Layouts: which values lose the device axis.
+"""Layouts: which values lose the device axis, the leading dimension that pmap maps over.
 
-It starts with all values that are replicated, or come out of mapped functions, and takes the layout
-away from those with other reads, until nothing changes.
+The search starts with all values that are replicated, or returned by mapped functions, as WHOLE. It
+falls back to SLICES, which is always right, where a definition or read does not fit, until nothing
+changes.
 """
 
 import ast
@@ -19,7 +20,7 @@ _MOST_UNKNOWN = 6  # reads that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
-    """Layout of a value on the devices."""
+    """How the new program holds a value on the devices."""
 
     WHOLE = "whole"  # P(): each device has all of it
     ROWS = "rows"  # P(axis): rows of a batch, which the function takes as they are
@@ -34,7 +35,7 @@ class Layouts:
         self._of_value = {id(value): self._first_guess(value) for value in values.all}
         self.arguments: dict[tuple[Mapped, int], Layout] = {}  # by position
         self.results: dict[tuple[Mapped, int], Layout] = {}
-        while self._is_changed():
+        while self._lower_once():
             pass
 
     def of_value(self, value: Value) -> Layout:
@@ -42,14 +43,14 @@ class Layouts:
         return self._of_value[id(value)]
 
     def loses_axis(self, mapped: Mapped) -> bool:
-        """Return whether a mapped argument of a mapped function loses the axis."""
+        """Return whether at least one mapped argument of a function loses the device axis."""
         return any(
             axis is not None and self.arguments.get((mapped, p)) not in (None, Layout.SLICES)
             for p, axis in enumerate(mapped.axes)
         )
 
     def _first_guess(self, value: Value) -> Layout:
-        """Return the layout that the definitions and reads of one value allow by themselves."""
+        """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
         kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
         uses = [use.kind for use in value.uses]
         # A batch: split by rows, and given to mapped functions alone.
@@ -58,7 +59,7 @@ class Layouts:
         # A state: replicated, then updated by mapped functions or by a call that gets it.
         unknown = [d for d in value.definitions if d.kind == "unknown"]
         is_state = "replicate" in kinds and kinds <= {"replicate", "result", "unknown"}
-        is_followed = all(self._is_of_itself(definition, value) for definition in unknown)
+        is_followed = all(self._is_computed_from(definition, value) for definition in unknown)
         if is_state and is_followed and uses.count("unknown") <= _MOST_UNKNOWN:
             return Layout.WHOLE
         # A result, such as a loss, of which only the first copy is read.
@@ -66,7 +67,7 @@ class Layouts:
         return Layout.WHOLE if is_result else Layout.SLICES
 
     def _kind(self, definition: Definition) -> str:
-        """Return the kind of a definition; "replicate" for a call whose arguments all are copies.
+        """Return the kind of a definition; "replicate" if all mapped arguments of a call are.
 
         As in `opt_state = pmap(optimizer.init)(replicate(params))`: each device computes the same.
         """
@@ -79,42 +80,42 @@ class Layouts:
         return definition.kind
 
     def _is_replicated(self, node: ast.expr) -> bool:
-        """Return whether an argument is `replicate(x)`, or a value that is only defined so."""
+        """Return whether an argument is `replicate(x)`, or a value with no other definition."""
         value, change = self._values.of(node), self._values.changes.find(node)
         if value is not None:
             return {definition.kind for definition in value.definitions} == {"replicate"}
         return change is not None and change.kind is Kind.REPLICATED
 
-    def _is_of_itself(self, definition: Definition, value: Value) -> bool:
-        """Return whether it is `f(value)` or `value.replace(...)`, by code that is not seen."""
+    def _is_computed_from(self, definition: Definition, value: Value) -> bool:
+        """Return whether a definition calls with the value: `f(value)`, `value.f(...)`."""
         node: Any = definition.node
         parts = [*node.args, getattr(node.func, "value", None)] if hasattr(node, "args") else []
         return any(use.node in parts for use in value.uses)
 
-    def _is_changed(self) -> bool:
-        """Lower layouts once; return whether any was."""
+    def _lower_once(self) -> bool:
+        """Derive all layouts again, never from SLICES back; return whether any changed."""
         before = dict(self._of_value), dict(self.arguments), dict(self.results)
         for mapped in self._mapped:
             for position, axis in enumerate(mapped.axes):
                 if position not in mapped.static:
-                    self.arguments[mapped, position] = self._of_argument(mapped, position, axis)
+                    self.arguments[mapped, position] = self._argument_layout(mapped, position, axis)
             for index in range(mapped.results or 1):
-                self.results[mapped, index] = self._of_result(mapped, index)
+                self.results[mapped, index] = self._result_layout(mapped, index)
         for mapped in self._mapped:
             self._lower_values(mapped)
         self._lower_unpacked()
         self._lower_read_together()
         return before != (self._of_value, self.arguments, self.results)
 
-    def _of_argument(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
-        """Return the one layout that an argument has in all calls; else SLICES."""
+    def _argument_layout(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
+        """Return an argument's layout in all calls; SLICES (stacked) if they differ."""
         layouts = {self.of_expression(mapped.arguments(call)[position]) for call in mapped.calls}
         if axis is None:
             return Layout.WHOLE
         return layouts.pop() if len(layouts) == 1 else Layout.SLICES
 
     def of_expression(self, node: ast.expr) -> Layout:
-        """Return the layout of an argument; of a tuple or dict, that of all its parts."""
+        """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""
         parts = [*parts_of(self._module, node)]
         if parts != [node]:
             layouts = {*map(self.of_expression, parts)}
@@ -127,8 +128,8 @@ class Layouts:
         kind = None if stacked is None else stacked.kind
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
-    def _of_result(self, mapped: Mapped, index: int) -> Layout:
-        """Return WHOLE if all that is known to hold a result has this layout; else SLICES."""
+    def _result_layout(self, mapped: Mapped, index: int) -> Layout:
+        """Return WHOLE (replicated) if each target of a result is; else SLICES (stacked)."""
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE
@@ -150,7 +151,7 @@ class Layouts:
         return Layout.WHOLE
 
     def _lower_values(self, mapped: Mapped) -> None:
-        """Take the layout from values that do not fit where they go."""
+        """Make values SLICES (stacked) that disagree with arguments or results of a function."""
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
                 for part in parts_of(self._module, argument):
@@ -164,7 +165,7 @@ class Layouts:
                     self._of_value[id(value)] = Layout.SLICES
 
     def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
-        """Take the layout from a value that is an argument of another layout."""
+        """Make a value SLICES (stacked) if the argument that it is passed as is not like it."""
         layout = self.of_value(value)
         fits = layout is self.arguments[mapped, position]
         if mapped.axes[position] is None:
@@ -175,7 +176,7 @@ class Layouts:
             self._of_value[id(value)] = Layout.SLICES
 
     def _lower_unpacked(self) -> None:
-        """Keep one layout for all that one expression defines: `a, b = replicate((a, b))`."""
+        """Make all values of one `a, b = replicate((a, b))` SLICES (stacked) if one of them is."""
         by_node: dict[ast.AST, list[Value]] = {}
         for value in self._values.all:
             for definition in value.definitions:
@@ -186,7 +187,7 @@ class Layouts:
                 self._of_value |= dict.fromkeys(map(id, values), Layout.SLICES)
 
     def _lower_read_together(self) -> None:
-        """Keep one layout for all parts of `unreplicate((a, b))`."""
+        """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""
         for value in self._values.all:
             for use in value.uses:
                 if use.kind == "first" and use.of is not None:
@@ -196,7 +197,7 @@ class Layouts:
 
 
 def _has_index(value: Value) -> bool:
-    """Return whether `x[0]` reads a value; `x["w"][0]` is of no tuple."""
+    """Return whether a read is `x[0]`, where x may be a tuple; `x["w"][0]` is of an array."""
     firsts = [use for use in value.uses if use.kind == "first"]
     indexed = [use for use in firsts if isinstance(use.node, ast.Subscript)]
     return any(not isinstance(use.of, ast.Subscript) for use in indexed)

@@ -18,13 +18,13 @@ _TAKEN = frozenset(
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Mapped:
-    """One place that maps a function, with its calls."""
+    """One mapped function: the call or decorator of pmap, and all calls of the result."""
 
     site: Site
     texts: dict[str, str]  # of the arguments of pmap, as this file would write them
     calls: list[ast.Call]
-    parameters: list[str]  # the names of what the calls give, in their order
-    axes: list[int | None]  # of in_axes, for each of them
+    parameters: list[str]  # the names of the arguments in all calls, in their order
+    axes: list[int | None]  # of in_axes, for each parameter
     static: tuple[int, ...]
     results: int | None  # how many it returns; None: one value
     out_axes: int | tuple[int | None, ...] | None = 0
@@ -40,34 +40,35 @@ class Mapped:
 
     @property
     def dynamic(self) -> list[str]:
-        """Return the parameters that are not static."""
+        """Return the parameters that are not static, in order."""
         return [name for p, name in enumerate(self.parameters) if p not in self.static]
 
     def is_mapped(self, position: int) -> bool:
+        """Return whether pmap maps over an argument: it is neither static nor broadcast."""
         return position not in self.static and self.axes[position] is not None
 
     def donates(self, position: int) -> bool:
-        """Return whether an argument may be donated."""
+        """Return whether an argument may be donated; True if donate_argnums is computed."""
         donated = _literal(self.site.arguments.get("donate_argnums"), ())
-        is_one = donated is NotImplemented or donated == position
-        return is_one or (isinstance(donated, tuple | list) and position in donated)
+        is_it = donated is NotImplemented or donated == position
+        return is_it or (isinstance(donated, tuple | list) and position in donated)
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
-        """Return what a call gives, in the order of the parameters."""
+        """Return the arguments of a call, in the order of the parameters."""
         by_name = {word.arg: word.value for word in call.keywords}
         positional = len(call.args)
         return [*call.args, *(by_name[name] for name in self.parameters[positional:])]
 
 
 def read(module: Module, site: Site) -> Mapped:
-    """Return a place that maps, with all its calls. Raises Left."""
+    """Return the mapped function of a site. Raises Left if it cannot be migrated."""
     if site.unknown:
         raise Left(
             f"its arguments are given by {site.unknown}", "Write them out, then migrate again."
         )
     if unknown := sorted({*site.arguments} - _TAKEN):
         raise Left(f"{unknown[0]} has no counterpart", f"Leave {unknown[0]} out, or map by hand.")
-    calls = _calls(module, site)
+    calls = _calls_of(module, site)
     if not calls:
         raise Left(
             "its calls are not in this file",
@@ -75,17 +76,17 @@ def read(module: Module, site: Site) -> Mapped:
         )
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, named = _parameters(module, site, function, calls)
-    static = _positions(site.arguments.get("static_broadcasted_argnums"))
+    static = _static_positions(site.arguments.get("static_broadcasted_argnums"))
     if named and (static or site.form != "call"):
         raise Left("a call gives arguments by name", "Give them by position.")
     positional = len(parameters) - len(named)
     # pmap maps what is given by name over dimension 0, whatever in_axes says.
-    axes = [*_axes(site.arguments.get("in_axes"), positional), *[0] * len(named)]
+    axes = [*_flat_in_axes(site.arguments.get("in_axes"), positional), *[0] * len(named)]
     out = _literal(site.arguments.get("out_axes"), 0)
     outs = out if isinstance(out, tuple) else (out,)
     if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
-    results = _results(module, function, calls)
+    results = _result_count(module, function, calls)
     texts = {
         name: _text(module, site, node)
         for name, node in site.arguments.items()
@@ -111,8 +112,11 @@ def _text(module: Module, site: Site, node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def _calls(module: Module, site: Site) -> list[ast.Call]:
-    """Return all calls of a mapped function. Raises Left if it leaves the file."""
+def _calls_of(module: Module, site: Site) -> list[ast.Call]:
+    """Return all calls of a mapped function. Raises Left if other files may call it.
+
+    A handle is an expression whose value is the mapped function.
+    """
     calls: dict[ast.Call, None] = {}
     waiting = [*pmaps.held_by(module, site)]
     seen: set[ast.AST] = set()
@@ -137,9 +141,9 @@ def _calls(module: Module, site: Site) -> list[ast.Call]:
 
 
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of what an expression, which is the mapped function, is set or passed to.
+    """Return the reads of the name, parameter or result that a mapped function is bound to next.
 
-    None if they may be in other files, or are not followed.
+    `handle` is the mapped function as an expression. None if some reads cannot be found.
     """
     parent = module.parent(handle)
     match parent:
@@ -148,12 +152,12 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.FunctionDef() | ast.Expr():  # a decorator, whose function is followed already
             return []
         case ast.Return():
-            return _of_results(module, handle, None)
+            return _reads_of_results(module, handle, None)
         case ast.Tuple() if isinstance(module.parent(parent), ast.Return):
-            return _of_results(module, handle, parent.elts.index(handle))
+            return _reads_of_results(module, handle, parent.elts.index(handle))
         case ast.Call() | ast.keyword():
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
-            return _of_parameter(module, handle, call)
+            return _reads_of_parameter(module, handle, call)
     return None
 
 
@@ -172,8 +176,10 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
                 yield read
 
 
-def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:
-    """Return the reads of what the calls of the function around return: all of it, or one entry."""
+def _reads_of_results(
+    module: Module, handle: ast.expr, index: int | None
+) -> Sequence[ast.expr] | None:
+    """Return where callers read the returned `handle`, at `index` of a tuple; None if unknown."""
     function = module.function(handle)
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -196,8 +202,8 @@ def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence
     return [read for read in reads if not isinstance(module.parent(read), ast.Assign)] or None
 
 
-def _of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
-    """Return the reads of the parameter of a function of the file that gets it."""
+def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
+    """Return the reads of the parameter to which `call` passes `handle`; None if unknown."""
     function = called_function(module, call) if isinstance(call, ast.Call) else None
     callers = None if function is None else functions.callers(module, function)
     if function is None or callers is None or len(callers) != 1:  # others pass other functions
@@ -211,11 +217,11 @@ def _of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.e
 def _parameters(
     module: Module, site: Site, function: Any, calls: Sequence[ast.Call]
 ) -> tuple[list[str], frozenset[str]]:
-    """Return the names of what all calls give, and those that go by name only. Raises Left."""
+    """Return the names of the arguments of all calls, and those passed by name. Raises Left."""
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
-        fun, bound = site.fun, 0
+        fun, bound = site.fun, 0  # bound: how many parameters the partials around it fill
         while (partial := _partial(module, fun)) is not None:
             fun, bound = partial.args[0], bound + len(partial.args) - 1
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
@@ -228,7 +234,7 @@ def _parameters(
 
 
 def _partial(module: Module, fun: Any) -> ast.Call | None:
-    """Return the partial that a function is, or that its name holds."""
+    """Return the call of `functools.partial` that a function or its name is; else None."""
     value = module.value(fun) if isinstance(fun, ast.Name) else fun
     if not isinstance(value, ast.Call) or not value.args:
         return None
@@ -238,7 +244,7 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
 def _argument_names(
     call: ast.Call, names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the parameters that a call gives, and those of them that it must give by name."""
+    """Return which of the parameters `names` a call passes, and which by name. Raises Left."""
     words = tuple(word.arg or "**" for word in call.keywords)
     if "**" in words or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise Left("a call gives arguments by * or **", "Write the arguments out.")
@@ -259,7 +265,7 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
         return NotImplemented
 
 
-def _positions(node: ast.expr | None) -> tuple[int, ...]:
+def _static_positions(node: ast.expr | None) -> tuple[int, ...]:
     """Return the static argument numbers. Raises Left."""
     value = _literal(node, ())
     if value is NotImplemented:
@@ -269,8 +275,8 @@ def _positions(node: ast.expr | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _axes(node: ast.expr | None, count: int) -> list[int | None]:
-    """Return in_axes for each argument. Raises Left."""
+def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
+    """Return in_axes as one entry for each of `count` arguments. Raises Left."""
     value = _literal(node, 0)
     axes = [value] * count if value in (0, None) else value
     is_flat = isinstance(axes, tuple | list) and len(axes) == count
@@ -282,8 +288,8 @@ def _axes(node: ast.expr | None, count: int) -> list[int | None]:
     return [*axes]
 
 
-def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
-    """Return how many results there are; None: one. Raises Left."""
+def _result_count(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
+    """Return the length of the tuple that a function returns; None: no tuple. Raises Left."""
     if function is not None and module.holds(function):
         returned = results_of(function) or ()
         counts = {len(result.elts) if isinstance(result, ast.Tuple) else 0 for result in returned}

@@ -43,7 +43,10 @@ class _Placement(NamedTuple):
 
 
 class Placements:
-    """Writes where the values of mapped functions are placed on the devices, and read."""
+    """Writes the edits that place the values of mapped functions on devices, and that read them.
+
+    A WHOLE value is replicated, ROWS are a sharded batch, SLICES keep the device axis of pmap.
+    """
 
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
@@ -55,7 +58,7 @@ class Placements:
     # --- calls
 
     def write_calls(self, mapped: Mapped) -> None:
-        """Place the arguments of all calls of a mapped function, and take no first copy of them.
+        """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`.
 
         A value that is placed where it is defined needs nothing at the call.
         """
@@ -63,12 +66,13 @@ class Placements:
             self._write_arguments(mapped, call)
             outer: Any = self._module.parent(call)
             first = self._changes.find_first(outer)
-            is_whole = self._layouts.results[mapped, 0] is Layout.WHOLE
-            if first and first.of is call and is_whole and mapped.results is None:
+            is_one_result = mapped.results is None
+            is_whole = is_one_result and self._layouts.results[mapped, 0] is Layout.WHOLE
+            if first and first.of is call and is_whole:
                 self._write_first_copy(Use("first", outer, call, to_host=first.to_host))
 
     def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
-        """Place the arguments of one call, and write those given by name by position."""
+        """Place the arguments of one call, and pass all of them by position."""
         arguments = mapped.arguments(call)
         placements = [
             self._placement(mapped, position, argument, call)
@@ -101,14 +105,17 @@ class Placements:
 
     @functools.cached_property
     def _expressions_with_edits(self) -> set[ast.AST]:
-        """Return the expressions in arguments for which there may be other edits."""
+        """The expressions that other methods may edit: reads of first copies, calls, pmaps."""
         firsts = {use.node for value in self._values.all for use in value.uses if use.of}
         return {*firsts, *self._plan.mapped_of, *(fun.site.node for fun in self._plan.mapped)}
 
     def _placement(
         self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
     ) -> _Placement | None:
-        """Return the call that places an argument; None if nothing is to be done where it is."""
+        """Return the call that places an argument on the devices; None if it needs none here.
+
+        That is if it is not mapped, or is placed at its definition or in a statement above.
+        """
         if not mapped.is_mapped(position):
             return None
         value, stacked = self._values.of(argument), self._changes.find(argument)
@@ -137,9 +144,9 @@ class Placements:
         return placement
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
-        """Return whether `x = place(x)` may be written above the call that is the only use of `x`.
+        """Return whether `x = place(x)` may stand above a call: it is the only use of `x`.
 
-        Not in a loop that does not set `x`, which would place it again and again.
+        Not if a loop around the call does not set `x`: it would place `x` in each iteration.
         """
         module, value = self._module, self._values.of(argument)
         statement = module.statement(call)
@@ -150,11 +157,11 @@ class Placements:
         return not loops or all(module.is_inside(d.node, loops[0]) for d in value.definitions)
 
     def _is_placed_at_definition(self, value: Value) -> bool:
-        """Return whether a value is placed where it is defined, rather than at the calls."""
+        """Return whether to put a value on the devices at its definition, not at each call."""
         if self._layouts.of_value(value) is not Layout.SLICES or _has_results(value):
             return True
         if not all(_is_expression(definition.node) for definition in value.definitions):
-            return False  # such as a parameter, or the variable of a loop
+            return False  # a parameter or a loop variable: no expression to put a call around
         for use in value.uses:
             mapped = self._plan.mapped_of[use.call] if use.call else None
             if mapped is None or mapped in self._plan.reductions:
@@ -166,7 +173,7 @@ class Placements:
     # --- definitions
 
     def write_values(self) -> None:
-        """Write what defines and what reads each value."""
+        """Write the edits of all definitions and reads of values."""
         # Slices last: what defines them may hold reads of the other values.
         is_sliced = lambda value: self._layouts.of_value(value) is Layout.SLICES
         for value in sorted(self._values.all, key=is_sliced):
@@ -186,17 +193,17 @@ class Placements:
                     self._write_use(use, is_donated=is_donated)
 
     def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
-        """Place a value on the devices of a mapped function where it is defined."""
+        """Write a definition of a value so that it puts the value on the devices, if it must."""
         node: Any = definition.node
         layout, kind = self._layouts.of_value(value), definition.kind
         if layout is Layout.WHOLE and kind == "replicate":
             stacked = self._changes.find(node)
-            if stacked is not None and self._is_first_edit(node):
+            if stacked is not None and self._mark_replaced(node):
                 put = self._writer.name("jax.device_put", node)
                 sharding = self._plan.replicated(node, mapped).flat()
                 self._writer.wrap(node, stacked.of, put, last=sharding)
         elif layout is Layout.WHOLE and kind == "unknown":
-            if self._is_first_edit(node):
+            if self._mark_replaced(node):
                 self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped).flat()
                 self._writer.put_around(node, Call("unstacked", [HOLE, sharding]))
@@ -208,14 +215,14 @@ class Placements:
                 self._write_placed(mapped, node, node)
 
     def _write_placed(self, mapped: Mapped, node: Any, local: Any) -> None:
-        """Write a global array in the place of `node`, made of what this process has: `local`."""
+        """Replace `node` by a global array that is made of `local`, the data of this process."""
         nested = {*ast.walk(node), *self._module.ancestors(node)}
-        if nested.isdisjoint(self._replaced) and self._is_first_edit(node):
+        if nested.isdisjoint(self._replaced) and self._mark_replaced(node):
             place = self._writer.name(_PLACE_BATCH, node)
             self._writer.wrap(node, local, place, first=self._plan.sharded(node, mapped))
 
-    def _is_first_edit(self, node: ast.AST) -> bool:
-        """Note that an expression is written anew; return whether it was not yet."""
+    def _mark_replaced(self, node: ast.AST) -> bool:
+        """Mark an expression as replaced; return False if it was before."""
         is_first = node not in self._replaced
         self._replaced.add(node)
         return is_first
@@ -223,18 +230,18 @@ class Placements:
     # --- reads
 
     def _write_use(self, use: Use, *, is_donated: bool) -> None:
-        """Write one read of a value that loses the device axis."""
+        """Write one read of a value without device axis; unknown code still gets stacked copies."""
         module, writer = self._module, self._writer
         if use.kind == "first" and use.of is not None:
             self._write_first_copy(use, is_donated=is_donated)
         elif use.kind == "listed":  # `xs.append(x)`, where get_metrics takes first copies
             append: Any = module.parent(use.node)
             for read in list_reads(module, append.func.value) or ():
-                if self._is_first_edit(read):
+                if self._mark_replaced(read):
                     stack = module.text(read.func).replace("get_metrics", "stack_forest")
                     get = writer.name("jax.device_get", read)
                     writer.replace(read, f"{stack}({get}({module.text(read.args[0])}))")
-        elif use.kind == "unknown" and self._is_first_edit(use.node):
+        elif use.kind == "unknown" and self._mark_replaced(use.node):
             numpy = writer.name("numpy", module.tree)
             writer.below[_STACKED.format(unit=writer.unit, numpy=numpy)] = None
             writer.name("jax", use.node)
@@ -248,7 +255,7 @@ class Placements:
           is_donated: whether a mapped call donates `x`, so that another name for it needs a copy.
         """
         node, array, writer = use.node, use.of, self._writer
-        if not self._is_first_edit(node):
+        if not self._mark_replaced(node):
             return
         if use.to_host:
             writer.around(node, array, f"{writer.name('jax.device_get', node)}(", ")")
@@ -271,7 +278,7 @@ class Placements:
 
 
 def _has_results(value: Value) -> bool:
-    """Return whether a mapped call gives the value, anywhere in the file."""
+    """Return whether a mapped call returns the value, anywhere in the file."""
     return any(definition.kind == "result" for definition in value.definitions)
 
 

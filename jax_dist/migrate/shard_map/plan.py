@@ -1,4 +1,4 @@
-"""The plan of a file: its mapped functions with their meshes, specs and forms."""
+"""The plan of a file: the mesh and specs of each mapped function, and whether it is a jit."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from jax_dist.migrate.shard_map.values import Value, Values
 
 
 class Plan:
-    """Forms of the mapped functions of a file, and the writer of their text."""
+    """What each mapped function of a file becomes, and the writer of the new text."""
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values, layouts: Layouts):
         self.module, self.mapped, self.values, self.layouts = module, mapped, values, layouts
         self.writer = Writer(module)
         self.mapped_of = {call: fun for fun in mapped for call in fun.calls}
-        # By step over global arrays: its reductions, and their arguments.
+        # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
         self.reductions: dict[Mapped, list[tuple[ast.Call, ast.expr]]] = {}
-        self._reasons: dict[Mapped, str] = {}  # why others are none
+        self._reasons: dict[Mapped, str] = {}  # why the others need shard_map
         at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
         self._shared_home = module.tree if at_top else None
         axes = (self._axis_of(fun, is_here=False) for fun in mapped)
@@ -32,7 +32,7 @@ class Plan:
     # --- forms
 
     def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
-        """Find the mapped functions that become `jax.jit` over global arrays."""
+        """Find the functions that become `jax.jit` alone; the lines given, with reasons, do not."""
         for mapped in self.mapped:
             line = self.module.source.position(self.module.span(mapped.site.reference)[0]).line
             keys = [name for name, is_key in self.slices(mapped).items() if is_key]
@@ -46,8 +46,8 @@ class Plan:
                 )
             except Left as left:
                 self._reasons[mapped] = left.reason
-        # A helper with a pmean may be called by steps of both forms: then both stay mapped. That
-        # may concern further steps, so it is repeated until none is left.
+        # A helper with a pmean may be called by functions of both kinds: then both need shard_map.
+        # That may concern further ones, so it is repeated until none is left.
         while True:
             others = (fun for fun in self.mapped if fun not in self.reductions)
             stays = {node for fun in others for node in global_steps.nodes_of(self.module, fun)}
@@ -60,19 +60,19 @@ class Plan:
                 self._reasons[mapped] = "another mapped function shares its reductions"
 
     def remark(self, mapped: Mapped) -> str:
-        """Return why a mapped function does not become `jax.jit` alone."""
+        """Return why a mapped function does not become `jax.jit` alone; "" if it does."""
         return f"not jit alone: {self._reasons[mapped]}" if mapped in self._reasons else ""
 
     # --- meshes
 
     def axis(self, mapped: Mapped) -> str:
-        """Return the text of the name of the mapped axis."""
+        """Return the code of the mapped axis's name, such as `"batch"` with its quotes."""
         return self._axis_of(mapped, is_here=True) or self._default_axis
 
     def _axis_of(self, mapped: Mapped, *, is_here: bool) -> str | None:
-        """Return the text of the axis's name; None if it is a local variable and not `is_here`.
+        """Return the code of the axis's name; None if it is a local variable, unless `is_here`.
 
-        The mesh may stand above the assignment of such a variable, so a constant is written out.
+        The mesh may stand above the assignment of a variable, so a constant is written out.
         """
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
@@ -87,22 +87,22 @@ class Plan:
         return None if is_local and not is_here else mapped.axis_name
 
     def mesh(self, at: ast.AST, mapped: Mapped) -> str:
-        """Return the name of the mesh of a mapped function, where it is used."""
+        """Return the variable of a mapped function's mesh, for use at a node."""
         home = self._shared_home or home_of(self.module, at)
         return self.writer.mesh(at, self.axis(mapped), self._devices(mapped, at), home)
 
     def sharded(self, at: ast.AST, mapped: Mapped) -> str:
-        """Return the name of the sharding over the mapped axis."""
+        """Return the variable of the sharding over the mapped axis, for use at a node."""
         home = self._shared_home or home_of(self.module, at)
         return self.writer.sharded(self.mesh(at, mapped), home)
 
     def replicated(self, at: ast.AST, mapped: Mapped) -> Call:
-        """Return `NamedSharding(mesh, P())`."""
+        """Return the call `NamedSharding(mesh, P())`."""
         named, mesh = self.writer.name("jax.sharding.NamedSharding", at), self.mesh(at, mapped)
         return Call(named, [mesh, self.writer.spec(at, None)])
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
-        """Return the text of a mesh's devices."""
+        """Return the code of a mesh's devices: all, or those that pmap was given."""
         devices, text = mapped.devices, mapped.texts.get("devices", "")
         jax_devices = self.writer.name("jax.devices", at)
         if devices is None or stacking.lists_devices(self.module, devices, all_of_them=True):
@@ -113,16 +113,16 @@ class Plan:
     # --- arguments and results
 
     def is_whole(self, mapped: Mapped, position: int) -> bool:
-        """Return whether each device has all of an argument."""
+        """Return whether an argument is replicated: its spec is `P()`."""
         return self.layouts.arguments[mapped, position] is Layout.WHOLE
 
     def sliced_results(self, mapped: Mapped) -> list[bool]:
-        """Return for each result whether it has one slice for each device."""
+        """Return for each result whether it keeps the device axis: one slice for each device."""
         layouts = self.layouts.results
         return [layouts[mapped, i] is Layout.SLICES for i in range(mapped.results or 1)]
 
     def slices(self, mapped: Mapped) -> dict[str, bool]:
-        """Return the parameters that get slices, and whether these are keys."""
+        """Return the parameters that keep the device axis, and whether each is a random key."""
         return {
             name: all(self._is_keys(mapped.arguments(call)[p]) for call in mapped.calls)
             for p, name in enumerate(mapped.parameters)

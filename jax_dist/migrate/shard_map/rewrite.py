@@ -27,12 +27,12 @@ from jax_dist.migrate.shard_map.values import Value, Values
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Result of one step on a file."""
+    """One file with its mapped functions rewritten."""
 
     places: list[PlannedPlace]
     fix: Fix | None
     definitions: str  # to be put below the imports
-    touched: frozenset[ast.AST]  # what defines and reads values that have another form
+    touched: frozenset[ast.AST]  # definitions and reads of values that lose the device axis
 
 
 def rewrite(
@@ -73,7 +73,7 @@ def rewrite(
 def _plan(
     module: Module, files: ProjectFiles, target: Target, left_lines: Collection[int]
 ) -> tuple[Plan, list[PlannedPlace]]:
-    """Return the plan of what can be migrated, and the places that are left."""
+    """Return the plan of the functions that can be migrated, and the places of the others."""
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
     changes = AxisChanges(module, files)
@@ -91,10 +91,10 @@ def _plan(
     for fun in _entangled(module, mapped):
         mapped.remove(fun)
         leave(fun.site, _ENTANGLED)
-    while True:  # what one place leaves alone may be the state of another
+    while True:  # each function that is left may be the one that updates the state of another
         values = Values(module, changes, [call for fun in mapped for call in fun.calls])
         layouts = Layouts(module, mapped, values)
-        stays = _stays(mapped, layouts, values)
+        stays = _left_as_pmaps(mapped, layouts, values)
         if not stays:
             return Plan(module, mapped, values, layouts), places
         for fun in reversed(stays):
@@ -127,10 +127,10 @@ def _entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
     ]
 
 
-def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
-    """Return the mapped functions that must stay pmaps, for their state keeps the device axis.
+def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
+    """Return the mapped functions to leave as pmaps, because their state keeps the device axis.
 
-    Not those that share a value with a function that loses the axis, or are given no state.
+    Not those that share a value with a function that loses the axis, or take no state.
     """
 
     def arguments(fun: Mapped) -> list[Value]:
@@ -151,14 +151,14 @@ def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[M
 
 
 def _is_state(value: Value, values: Values) -> bool:
-    """Return whether a value is replicated and then updated, or made by code not followed."""
+    """Return whether a value is replicated and then updated, or made by code not analyzed."""
     kinds = {definition.kind for definition in value.definitions}
     is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
     return is_fed_back or any(map(values.is_of_file, value.definitions))
 
 
 def _remove_reductions(plan: Plan) -> None:
-    """Write the argument of each reduction over a whole batch in its place."""
+    """Replace each `pmean(x, axis)` of a jitted step by `x`, and remove `x = pmean(x, axis)`."""
     module = plan.module
     gone = {call: of for edits in plan.reductions.values() for call, of in edits}
     for call, of in gone.items():

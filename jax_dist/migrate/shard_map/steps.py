@@ -12,18 +12,22 @@ from jax_dist.migrate.shard_map.text import Call, Expression
 
 
 class Steps:
-    """Writes the mapped functions of a file."""
+    """Writes the mapped functions of a file.
+
+    A mapped function in `Plan.reductions` becomes `jax.jit` with shardings; each other one becomes
+    `jax.jit(jax.shard_map(...))`, whose body squeezes the device axis of its slices.
+    """
 
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
 
     def write(self, mapped: Mapped) -> None:
-        """Write one mapped function in the place of its pmap."""
+        """Replace the call or decorator of pmap by the new text; comments in it move above."""
         site = mapped.site
         kept = [*site.arguments.values()]
         if site.form == "call":
             kept.append(site.fun)
-            call = self._jitted(mapped, self._module.text(site.fun))
+            call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
         else:
             self._write_decorator(mapped)
@@ -31,19 +35,20 @@ class Steps:
 
     # --- of a call
 
-    def _jitted(self, mapped: Mapped, fun: str) -> Expression:
-        """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`."""
+    def _jit_call(self, mapped: Mapped, fun: str) -> Expression:
+        """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`, or `jax.jit` with shardings."""
         at, options = mapped.site.node, self._donation(mapped)
         if mapped in self._plan.reductions:
             fun, options = self._by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
-        body: Expression = self._shard_map(mapped, self._per_device(mapped, fun))
+        body: Expression = self._shard_map(mapped, self._body_function(mapped, fun))
         if mapped.static:
             options.insert(0, f"static_argnums={mapped.static}")
-            body = self._mapped_per_static(mapped, fun, body)
+            body = self._define_per_static(mapped, fun, body)
         return Call(self._writer.name("jax.jit", at), [body, *options])
 
     def _donation(self, mapped: Mapped) -> list[Expression]:
+        """Return the argument `donate_argnums=...` in a list, which is empty without donation."""
         donated = mapped.texts.get("donate_argnums")
         return [] if donated is None else [f"donate_argnums={donated}"]
 
@@ -58,7 +63,7 @@ class Steps:
         return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
     def _shard_map(self, mapped: Mapped, body: str) -> Call:
-        """Return `jax.shard_map(body, mesh=..., in_specs=..., ...)`."""
+        """Return `jax.shard_map(body, mesh=..., ...)`, without the function if `body` is ""."""
         plan, at = self._plan, mapped.site.node
         axis, results = plan.axis(mapped), plan.layouts.results
         ins = [
@@ -78,30 +83,34 @@ class Steps:
         ]
         return Call(self._writer.name("jax.shard_map", at), [*filter(None, [body]), *options])
 
-    def _mapped_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
-        """Return the name of a function that maps for each value of its static arguments."""
+    def _define_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
+        """Return the name of a new function that maps inside, where static arguments are bound."""
         name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
         lines = ["mapped = ", body], ["return ", Call("mapped", mapped.dynamic)]
         self._writer.define(mapped.site.node, name, mapped.parameters, lines)
         return name
 
-    def _per_device(self, mapped: Mapped, fun: str) -> str:
-        """Return the function of blocks: `fun`, or one that takes slices out and puts them back."""
+    def _body_function(self, mapped: Mapped, fun: str) -> str:
+        """Return the text of the function to map: `fun`, or a new one around it.
+
+        In shard_map the slice of a device has a leading dimension of size 1, which pmap removes:
+        the new function takes `x[0]` of such arguments, and returns `x[None]` of such results.
+        """
         names, at = mapped.parameters, mapped.site.node
-        taken, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
-        if not (taken or any(results) or mapped.static):
+        slices, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
+        if not (slices or any(results) or mapped.static):
             return self._by_position(mapped, fun)
         tree_map = self._writer.name("jax.tree.map", at)
 
         def leaves(change: str, trees: Sequence[str]) -> tuple[str, Expression]:
-            """Return `a, b = jax.tree.map(lambda x: x[0], (a, b))`, in two parts."""
+            """Return `a, b = ` and `jax.tree.map(lambda x: x[0], (a, b))`."""
             packed = trees[0] if len(trees) == 1 else Call("", trees)
             return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: {change}", packed])
 
         lines: list[tuple[str, Expression]] = [
-            (f"{name} = ", f"{name}[0]") for name, is_key in taken.items() if is_key
+            (f"{name} = ", f"{name}[0]") for name, is_key in slices.items() if is_key
         ]
-        if trees := [name for name, is_key in taken.items() if not is_key]:
+        if trees := [name for name, is_key in slices.items() if not is_key]:
             lines.append(leaves("x[0]", trees))
         call = self._call_of(mapped, fun)
         if all(results):
@@ -120,13 +129,13 @@ class Steps:
         return name
 
     def _by_position(self, mapped: Mapped, fun: str) -> str:
-        """Return a function whose arguments may all be given by position."""
+        """Return `fun`, or a lambda around it that takes keyword-only arguments by position."""
         if not mapped.named:
             return fun
         return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun).flat()}"
 
     def _call_of(self, mapped: Mapped, fun: str) -> Call:
-        """Return the call of a mapped function, or of the function of a partial with keywords."""
+        """Return the call of `fun`; of a partial, that of its function with all arguments."""
         arguments = [
             f"{name}={name}" if name in mapped.named else name for name in mapped.parameters
         ]
@@ -138,13 +147,13 @@ class Steps:
             case ast.Call(args=[inner, *bound], keywords=[*words]) if all(w.arg for w in words):
                 if self._module.qualified_name(mapped.site.fun.func) == "functools.partial":
                     bound, more = map(self._module.text, bound), map(self._module.text, words)
-                    return Call(_called(self._module.text(inner)), [*bound, *arguments, *more])
-        return Call(_called(fun), arguments)
+                    return Call(_callee(self._module.text(inner)), [*bound, *arguments, *more])
+        return Call(_callee(fun), arguments)
 
     def _changes_meaning(self, mapped: Mapped) -> bool:
-        """Return whether the function's text has a name that a function around it binds anew.
+        """Return whether a name in the function's text means something else in a wrapper around it.
 
-        As its parameters are, and `step` in `step = pmap(step)`.
+        The wrapper rebinds its parameters, and `step` in `step = pmap(step)` is rebound later.
         """
         module, fun = self._module, mapped.site.fun
         statement = module.statement(mapped.site.node)
@@ -154,13 +163,13 @@ class Steps:
             bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
         for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
             if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
-                scope = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
-                if scope is None or not module.is_inside(scope[0].node, fun):
+                home = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+                if home is None or not module.is_inside(home[0].node, fun):  # not bound in fun
                     return True
         return False
 
     def _result_names(self, mapped: Mapped) -> list[str]:
-        """Return names for the results: those that a call gives them, if they are plain."""
+        """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
         for call in mapped.calls:
             targets = [target for target, _ in self._plan.values.targets(call)]
             texts = [getattr(target, "id", "") for target in targets]
@@ -172,7 +181,7 @@ class Steps:
     # --- of a decorator
 
     def _write_decorator(self, mapped: Mapped) -> None:
-        """Write the decorators of a function; slices are taken out at the top of its body."""
+        """Replace the decorator of a function, and remove the device axis inside its body."""
         at, function, options = mapped.site.node, mapped.site.fun, self._donation(mapped)
         partial = self._writer.name("functools.partial", at)
         jit: Expression = self._writer.name("jax.jit", at)
@@ -190,7 +199,7 @@ class Steps:
         self._write_body(mapped, function)
 
     def _write_body(self, mapped: Mapped, function: Any) -> None:
-        """Take slices out of the parameters of a decorated function, and put results back."""
+        """Remove the device axis of a function's parameters, and restore it in its results."""
         tree_map = self._writer.name("jax.tree.map", function)
         lines = [
             f"{name} = {f'{name}[0]' if is_key else f'{tree_map}(lambda x: x[0], {name})'}"
@@ -213,17 +222,17 @@ class Steps:
 
 
 def _keyword(name: str, specs: Sequence[str]) -> Expression:
-    """Return a keyword with one value for all, or with a tuple."""
+    """Return `name=spec` if all specs are equal, else `name=(spec, spec, ...)`."""
     return f"{name}={specs[0]}" if len(set(specs)) == 1 else Call(f"{name}=", specs)
 
 
-def _called(fun: str) -> str:
-    """Return a function's text as it is called."""
+def _callee(fun: str) -> str:
+    """Return a function's text as it stands before `(...)`: a lambda in parentheses."""
     return f"({fun})" if fun.startswith("lambda") else fun
 
 
 def _base_name(mapped: Mapped, fun: str) -> str:
-    """Return the name of a function, or of the one inside of a partial or vmap."""
+    """Return the name of a function, or of the one inside of a partial or vmap; else "step"."""
     name = fun.rpartition(".")[2]
     if name.isidentifier():
         return name

@@ -1,4 +1,4 @@
-"""The text of new calls: layout, names with their imports, the mesh of a function."""
+"""The text of new calls: line breaks, names with their imports, the mesh of a function."""
 
 import ast
 import dataclasses
@@ -14,21 +14,21 @@ from jax_dist.migrate.names import indentation
 
 Expression: TypeAlias = "str | Call"
 
-_WIDTHS = {2: 80, 4: 88}  # of a line, by the steps of indentation
+_WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
-HOLE = "\0"  # in an argument of a call, for the text that the call is put around
-_HANG = "    "  # of the arguments of a call on lines of their own
+HOLE = "\0"  # stands in an argument for existing text that the call is put around
+_HANG = "    "  # indents the arguments of a call on lines of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call to be laid out; a tuple if its name is "", or ends as that of a keyword does."""
+    """A call to be written; a tuple if its name is "", or ends with "=", as in `in_specs=`."""
 
     name: str
     arguments: Sequence[Expression]
 
     def fill(self, text: str) -> "Call":
-        """Return the call with a text in the place of its HOLE."""
+        """Return the call with `text` in the place of its HOLE."""
         parts = [x.replace(HOLE, text) if isinstance(x, str) else x for x in self.arguments]
         return Call(self.name, parts)
 
@@ -40,7 +40,7 @@ class Call:
         return f"{self.name}({', '.join(parts)}{comma})"
 
     def lines(self, indent: str, used: int, width: int) -> str:
-        """Return the call on as few lines as fit; `used` columns stand around its first line."""
+        """Return the call, an argument a line if it is too wide beside `used` columns of text."""
         flat, inner = self.flat(), indent + _HANG
         if "\n" not in flat and used + len(flat) <= width:
             return flat
@@ -58,7 +58,7 @@ class Writer:
     def __init__(self, module: Module):
         self.module = module
         self.edits: list[Edit] = []
-        self.moved: list[Edit] = []  # of indentation, where no other edit is made
+        self.moved: list[Edit] = []  # changes of indentation; another edit at the place wins
         self._inserted: dict[int, list[str]] = {}
         self.imports: dict[str, None] = {}
         self.below: dict[str, None] = {}  # definitions to be put below the imports
@@ -75,12 +75,12 @@ class Writer:
         self.edits.append(Edit(*self.module.span(node), text))
 
     def insert(self, offset: int, text: str, *, first: bool = False) -> None:
-        """Put text, such as whole lines, before what else is inserted there."""
+        """Insert text at an offset, behind what is inserted there already; `first`: before it."""
         texts = self._inserted.setdefault(offset, [])
         texts.insert(0 if first else len(texts), text)
 
     def all_edits(self) -> tuple[Edit, ...]:
-        """Return the edits, with one for all that is inserted at one place."""
+        """Return all edits; the texts inserted at one offset become one edit."""
         edits = []
         inserted = {offset: [*texts] for offset, texts in self._inserted.items()}
         for edit in dict.fromkeys(self.edits):
@@ -94,7 +94,7 @@ class Writer:
         return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
 
     def render(self, call: Expression, replaced: Any) -> str:
-        """Return the text of a call that takes the place of a node."""
+        """Return the text of a call that replaces a node, broken into lines where it stands."""
         if isinstance(call, str):
             return call
         source, (start, end) = self.module.source, self.module.span(replaced)
@@ -106,7 +106,7 @@ class Writer:
     def define(
         self, at: ast.AST, name: str, parameters: Sequence[str], body: Iterable[Sequence[Any]]
     ) -> None:
-        """Define a function above a node; a line of its body is text, and an expression behind."""
+        """Define a function above a node; a line of `body` is ("return ", an expression)."""
         rows = [f"def {name}({', '.join(parameters)}):"]
         for before, last in body:
             used = len(self.indent(at)) + len(self.unit) + len(before)
@@ -115,7 +115,7 @@ class Writer:
         self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
-        """Put a call around a part of a node, in the place of the whole; with more arguments."""
+        """Replace a node by `name(first, inner, last)`, where `inner` is a part of it."""
         text = self.module.text(inner)
         call = Call(name, [part for part in (first, HOLE, last) if part])
         if "\n" in text:
@@ -124,7 +124,7 @@ class Writer:
             self.replace(node, self.render(call.fill(text), node))
 
     def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Put a call around a part of a node, as its HOLE, in which edits may be made."""
+        """Replace a node by a call with `inner` as its HOLE; other edits may change `inner`."""
         inner = inner or node
         text, outer = self.module.text(inner), call.flat()
         used = len(self.module.margins(node)[0] + outer + text)
@@ -136,7 +136,7 @@ class Writer:
         self.around(node, inner, *outer.split(HOLE))
 
     def _hang(self, node: Any, depth: int) -> None:
-        """Move the lines of a node along with its first line, which will stand at a depth."""
+        """Indent the further lines of a node as its first line, which moves to column `depth`."""
         module, (start, end) = self.module, self.module.span(node)
         code, column = module.source.code, module.source.position(start).column - 1
         is_string = lambda x: isinstance(x, ast.JoinedStr | ast.Constant) and "\n" in module.text(x)
@@ -145,13 +145,14 @@ class Writer:
         lines = [match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
         depths = [start + at - code.rfind(b"\n", 0, start + at) - 1 for at in lines]
         is_aligned = bool(depths) and min(depths) > column
+        # Lines below an open parenthesis keep their place under it; others hang one step deeper.
         shift = depth - column if is_aligned else len(_HANG)
         for at in lines:
             text = " " * shift
             self.moved.append(Edit(start + at + min(shift, 0), start + at, text))
 
     def remove(self, statement: Any) -> None:
-        """Remove a statement with its line."""
+        """Remove a statement with its line; one that shares its line becomes `pass`."""
         if any(map(str.strip, self.module.margins(statement))):
             self.replace(statement, "pass")
         else:
@@ -169,7 +170,7 @@ class Writer:
         )
 
     def above(self, node: ast.AST, lines: Sequence[str]) -> None:
-        """Put lines above the statement of a node, as far in as that is."""
+        """Insert lines above the statement of a node, with its indentation."""
         if not lines:
             return
         statement = self.module.statement(node)
@@ -191,12 +192,12 @@ class Writer:
         self.insert(start, f"{text[len(indent) :]}\n{indent}")
 
     def assign_above(self, node: ast.AST, name: str, call: Call) -> None:
-        """Set a name to a call above the statement of a node."""
+        """Insert `name = call` above the statement of a node."""
         used = len(self.indent(node)) + len(name) + 3
         self.above(node, [f"{name} = {call.lines('', used, self._width)}"])
 
     def around(self, node: Any, inner: Any, before: str = "", behind: str = "") -> None:
-        """Put text around a part of a node, in which other edits may be made."""
+        """Replace a node by `before`, its part `inner` and `behind`; `inner` may be edited too."""
         (start, end), (low, high) = self.module.span(node), self.module.span(inner)
         is_operand = isinstance(
             self.module.parent(node), _OPERATIONS | ast.Attribute | ast.Subscript
@@ -208,7 +209,7 @@ class Writer:
     # --- names
 
     def name(self, dotted: str, at: ast.AST, short: str = "") -> str:
-        """Return how to write a dotted name of jax here, and note its import."""
+        """Return how to write a name of jax, and record its import; jax.sharding's as `short`."""
         text, imports = self.module.name_for(dotted, at)
         if imports == () and text.count(".") == 0:
             return text
@@ -226,14 +227,14 @@ class Writer:
         return f"{self.name('jax.sharding.PartitionSpec', at, 'P')}({axis or ''})"
 
     def sharded(self, mesh: str, home: ast.AST) -> str:
-        """Return the name of `NamedSharding(mesh, P(axis))`, which is defined with the mesh."""
+        """Return the variable for `NamedSharding(mesh, P(axis))`, defined below the mesh."""
         key = home, mesh
         if key not in self._sharded:
             self._sharded[key] = self.free_name("sharded", home)
         return self._sharded[key]
 
     def free_name(self, wanted: str, home: ast.AST | None = None) -> str:
-        """Return a name that the file does not bind, and bind it; or only `home`, a function."""
+        """Return, and reserve, a name that is free in the file; or in the function `home` alone."""
         bound, scopes = self.bound, self.module.scopes
         if isinstance(home, ast.FunctionDef | ast.AsyncFunctionDef):
             bound = self._bound_in.setdefault(home, {*scopes.module.bindings})
@@ -249,7 +250,7 @@ class Writer:
     # --- meshes
 
     def mesh(self, at: ast.AST, axis: str, devices: str, home: ast.AST) -> str:
-        """Return the name of the mesh that `home`, a function or the tree, has for use at a node.
+        """Return the variable of the mesh that `home`, a function or the file, defines for a node.
 
         `axis` and `devices` are texts, such as `"batch"` with its quotes and `jax.devices()`.
         """
@@ -263,7 +264,7 @@ class Writer:
         return self._meshes[key][0]
 
     def define_meshes(self) -> None:
-        """Put each mesh above the first statement that needs it."""
+        """Insert the definition of each mesh above the first statement that needs it."""
         for (home, axis, devices), (name, nodes) in self._meshes.items():
             body = home.body  # type: ignore[attr-defined] # a function or a module
             first = min(nodes, key=lambda node: self.module.statement(node).lineno)

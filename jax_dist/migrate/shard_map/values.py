@@ -1,7 +1,9 @@
 """Values of a file that go through mapped functions: where they are defined, and what reads them.
 
 A value is a set of definitions that share reads: of a variable of one function, of a field of one
-class, of parameters and results of functions whose callers are all in the file.
+class, of parameters and results of functions whose callers are all in the file. Each of these has a
+key, and the keys of one value are joined. The "first copy" of `x` is `x[0]`: one of the copies that
+pmap stacks along the device axis, its leading dimension.
 """
 
 import ast
@@ -43,7 +45,7 @@ UseKind: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """One way in which a value comes about."""
+    """One expression, parameter or target that gives a value."""
 
     kind: DefinitionKind
     node: ast.AST  # the expression that makes it
@@ -82,13 +84,13 @@ _NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"
 
 
 class Values:
-    """The values of one file that the calls of its mapped functions take or give."""
+    """The values of one file that the calls of its mapped functions take or return."""
 
     def __init__(self, module: Module, changes: AxisChanges, calls: Collection[ast.Call]):
         self._module, self._calls = module, frozenset(calls)
         self.changes: AxisChanges = changes
         self._parents: dict[Hashable, Hashable] = {}
-        self._of_key: dict[Hashable, Value] = {}  # in the order of their first visit
+        self._of_key: dict[Hashable, Value] = {}  # what each key alone contributes
         self._values: dict[Hashable, Value] = {}  # by the root of joined keys
         self._bindings: dict[Hashable, Binding] = {}  # by node
         self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
@@ -104,10 +106,13 @@ class Values:
     @functools.cached_property
     def all(self) -> list[Value]:
         """All values."""
-        return [self._value(root) for root in self._members]
+        return [self._value(root) for root in self._keys_by_root]
 
     def of(self, node: ast.expr) -> Value | None:
-        """Return the value that a name or `self.field` holds, or a field of it."""
+        """Return the value of a name or `self.field`; for `x.params` or `x["w"]` that of `x`.
+
+        None if no call of a mapped function takes or returns it.
+        """
         base = node
         while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
             base = base.value
@@ -115,13 +120,13 @@ class Values:
         return None if key is None or key not in self._of_key else self._value(key)
 
     def is_of_file(self, definition: Definition) -> bool:
-        """Return whether a function of the file makes a value in a way that is not followed."""
+        """Return whether a function of this file makes the value in a way that is not analyzed."""
         node: Any = definition.node
         is_unknown = definition.kind == "unknown" and isinstance(node, ast.Call)
         return is_unknown and called_function(self._module, node) is not None
 
     def targets(self, call: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
-        """Yield the names and fields that get the results of a call, each with its index."""
+        """Yield `(target, index)` for the targets of an expression; None: it gets all parts."""
         value = self._with_kept(call)
         parent = self._module.parent(value)
         if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not value:
@@ -138,7 +143,7 @@ class Values:
                 yield target, None
 
     def _with_kept(self, node: ast.expr) -> ast.expr:
-        """Return the widest expression around a value that has its axis."""
+        """Return the outermost call, as `jnp.asarray`, that returns a value with the same axis."""
         while self.changes.find_unchanged(parent := self._module.parent(node)) is node:
             node = parent  # type: ignore[assignment] # only a call keeps its argument's axis
         return node
@@ -146,7 +151,7 @@ class Values:
     # --- keys of names and fields, joined where they hold one value
 
     def _key(self, node: ast.expr) -> Hashable | None:
-        """Return the node that binds a name, or ("field", class, name) for `self.name`."""
+        """Return the node that binds a name, or ("field", class, name) of `self.name`, as key."""
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
                 parent = self._module.parent(node)
@@ -162,28 +167,30 @@ class Values:
         return None
 
     def _root(self, key: Hashable) -> Hashable:
+        """Return the key that stands for all keys joined with this one (union-find)."""
         while key in self._parents:
             key = self._parents[key]
         return key
 
     def _join(self, key: Hashable, joined_key: Hashable) -> None:
-        """Make two keys those of one value (union-find)."""
+        """Record that two keys hold the same value."""
         root, joined_root = self._root(key), self._root(joined_key)
         if root != joined_root:
             self._parents[joined_root] = root
 
     @functools.cached_property
-    def _members(self) -> dict[Hashable, list[Hashable]]:
-        """Return the keys of each value, by its root; asked when all are joined."""
+    def _keys_by_root(self) -> dict[Hashable, list[Hashable]]:
+        """The keys of each value, by its root key; read only after all keys are joined."""
         members = collections.defaultdict(list)
         for key in self._of_key:
             members[self._root(key)].append(key)
         return members
 
     def _value(self, key: Hashable) -> Value:
+        """Return the value of a key: the definitions and uses of all keys joined with it."""
         root = self._root(key)
         if root not in self._values:
-            members = self._members[root]
+            members = self._keys_by_root[root]
             parts = [self._of_key[member] for member in members]
             definitions = {d.node: d for part in parts for d in part.definitions}
             uses = {id(use.node): use for part in parts for use in part.uses}
@@ -193,7 +200,7 @@ class Values:
     # --- definitions and uses
 
     def _visit(self, node: ast.expr) -> None:
-        """Note all definitions and uses of what a name or a field holds."""
+        """Record the value of a name or field: all bindings that one read may see are joined."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             bindings = self._module.reaching(node) or []
             keys: list[Hashable] = [binding.node for binding in bindings]
@@ -203,10 +210,11 @@ class Values:
         for key in keys:
             if key not in self._of_key:
                 self._of_key[key] = Value()
-                self._note(key, node)
+                self._record(key, node)
             self._join(keys[0], key)
 
-    def _note(self, key: Hashable, node: ast.expr) -> None:
+    def _record(self, key: Hashable, node: ast.expr) -> None:
+        """Record the definitions and uses of one key; `node` is a name or field that has it."""
         if isinstance(key, tuple):
             _, owner, name = key
             for target in pmaps.self_attributes(self._module, owner, name, ast.Store):
@@ -238,6 +246,7 @@ class Values:
             self._visit(load)
 
     def _define_binding(self, key: Hashable, binding: Binding) -> None:
+        """Record the definition of a name by one of its bindings."""
         node = binding.node
         if binding.kind == "parameter":
             self._define_parameter(key, node)
@@ -247,13 +256,13 @@ class Values:
             self._define_target(key, node)
 
     def _define_target(self, key: Hashable, target: Any) -> None:
-        """Note what is assigned to a target, alone or in a tuple."""
+        """Record what is assigned to a target, alone or as one of a tuple of targets."""
         value, path = functions.unpacked(self._module, target) or (None, ())
         index: Any = path[0] if path else None
         self._define(key, target, value if len(path) < 2 else None, index)
 
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
-        """Join a parameter with what all callers pass."""
+        """Record what callers pass for a parameter; unknown unless all of them are in the file."""
         function = self._module.parent(self._module.parent(parameter))
         calls = None
         if isinstance(function, ast.FunctionDef):
@@ -270,7 +279,11 @@ class Values:
     def _define(
         self, key: Hashable, node: ast.AST, value: ast.expr | None, index: int | None
     ) -> None:
-        """Note what an expression makes, or join its key with that of the name that it is."""
+        """Record the definition of a key by an expression, or join both if it is another name.
+
+        `value` is the expression (None: unknown), `index` its part that is meant (None: all of it),
+        and `node` the target or expression that stands for an unknown definition.
+        """
         definitions = self._of_key[key].definitions
         value = self._inside_kept(value, index)
         part = functions.part_of(value, (index,)) if value and index is not None else None
@@ -297,7 +310,7 @@ class Values:
             definitions.append(Definition("unknown", value))
 
     def _inside_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
-        """Return the value itself of `f(value)` with the same axis, if it can be followed."""
+        """Return `x` of a value such as `jnp.asarray(x)`, which keeps the axis; else the value."""
         inner = value
         while (kept := self.changes.find_unchanged(inner)) is not None:
             inner = kept
@@ -307,7 +320,7 @@ class Values:
         return inner if is_followed or inner in self._calls else value
 
     def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
-        """Join the result of a function of the file with what it returns, if that is seen."""
+        """Define a key by all that a function of this file returns; False for other values."""
         function = called_function(self._module, value) if isinstance(value, ast.Call) else None
         returned = None if function is None else results_of(function)
         if function is None or not returned or functions.callers(self._module, function) is None:
@@ -322,9 +335,9 @@ class Values:
         return True
 
     def _use(self, key: Hashable, load: ast.expr) -> None:
-        """Note what reads a value: a mapped call, the first copy, another name, or unknown code."""
+        """Record what one read of a value does: passes it, takes its first copy, or is unknown."""
         module, uses = self._module, self._of_key[key].uses
-        whole = load  # with its fields and entries
+        whole = load  # grows to `x.params["w"]`, from the read `x`
         while True:
             parent = module.parent(whole)
             if isinstance(parent, ast.Subscript) and parent.value is whole:
@@ -339,14 +352,18 @@ class Values:
                 or parent.attr in _NOT_FIELDS
                 or module.call_of(parent) is not None  # a method
             ):
-                break
+                break  # `x.params` is a part of the value; `x.shape` and `x.f()` are none
             whole = parent
         use = self._use_of(key, whole, load)
         if use is not None:
             uses.append(use)
 
     def _use_of(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Use | None:
-        """Return the use of a value or a part of it; None if it only waits, or is followed."""
+        """Return the use of a value by the read `load`, which `whole` is, or a part of it.
+
+        None if it only waits for the value (`block_until_ready`), or if it hands the value to
+        another name, parameter or result: then both are joined.
+        """
         module, container = self._module, whole  # container: the outermost tuple or dict around
         while (outer := container_around(module, container)) is not None:
             container = outer
@@ -356,35 +373,37 @@ class Values:
             arguments = [*call.args, *(word.value for word in call.keywords)]
             return Use("argument", whole, call=call, position=arguments.index(container))
         first = self.changes.find_first(outside)
-        around_or_self = (whole, *module.ancestors(whole))
+        around_or_self = (whole, *module.ancestors(whole))  # `unreplicate((x, y))` takes a tuple
         if first is not None and isinstance(outside, ast.Call) and first.of in around_or_self:
             return Use("first", outside, first.of, to_host=first.to_host)
         if isinstance(call, ast.Call) and waits(module, call):
             return None
-        if whole is not load:  # only a part of the value
+        if whole is not load:  # a part such as `x.params`, whose other names are not followed
             return Use("unknown", whole)
-        if self._is_renamed(key, load):
+        if self._join_names(key, load):
             return None
         parent = module.parent(load)
         parent = module.parent(parent) if isinstance(parent, ast.keyword) else parent
         if not isinstance(parent, ast.Call):
-            return None if self._is_returned(key, load) else Use("unknown", load)
+            return None if self._join_callers(key, load) else Use("unknown", load)
         match parent.func:  # `metrics.append(x)`, for `get_metrics(metrics)`
             case ast.Attribute(value=ast.Name() as listed, attr="append"):
                 if list_reads(module, listed) is not None:
                     return Use("listed", load)
-        return None if self._is_passed(key, parent, load) else Use("unknown", load)
+        return None if self._join_parameter(key, parent, load) else Use("unknown", load)
 
-    def _is_renamed(self, key: Hashable, load: ast.expr) -> bool:
-        """Join with another name for the value, or for that entry of a tuple."""
+    def _join_names(self, key: Hashable, load: ast.expr) -> bool:
+        """Join a key with the targets that a read is assigned to; False if there are none."""
         outer, index = self._with_kept(load), None
         around = self._module.parent(outer)
         if isinstance(around, ast.Tuple):
             outer, index = around, around.elts.index(outer)
-        return self._is_joined(key, [target for target, at in self.targets(outer) if at == index])
+        return self._join_targets(
+            key, [target for target, at in self.targets(outer) if at == index]
+        )
 
-    def _is_joined(self, key: Hashable, targets: Sequence[ast.expr]) -> bool:
-        """Join with all targets, if that can be done."""
+    def _join_targets(self, key: Hashable, targets: Sequence[ast.expr]) -> bool:
+        """Join a key with all targets; False, and no join, if there are none or one has no key."""
         keys = [self._key(target) for target in targets]
         if not targets or None in keys:
             return False
@@ -393,8 +412,8 @@ class Values:
             self._join(key, other)
         return True
 
-    def _is_passed(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
-        """Join with the parameter of a function of the file that gets the value."""
+    def _join_parameter(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
+        """Join a key with the parameter that gets it; False if not all callers are in the file."""
         function = called_function(self._module, call)
         if function is None or functions.callers(self._module, function) is None:
             return False
@@ -402,13 +421,13 @@ class Values:
             if functions.argument_of(self._module, call, function, parameter) is load:
                 if parameter not in self._of_key:
                     self._of_key[parameter] = Value()
-                    self._note(parameter, ast.Name(parameter.arg, ast.Load()))
+                    self._record(parameter, ast.Name(parameter.arg, ast.Load()))
                 self._join(key, parameter)
                 return True
         return False
 
-    def _is_returned(self, key: Hashable, load: ast.expr) -> bool:
-        """Join with the names that get the result of the function, if all its calls are seen."""
+    def _join_callers(self, key: Hashable, load: ast.expr) -> bool:
+        """Join a key with the targets of all calls of the function that returns it; or False."""
         module = self._module
         parent, index = module.parent(load), None
         if isinstance(parent, ast.Tuple) and isinstance(module.parent(parent), ast.Return):
@@ -420,13 +439,13 @@ class Values:
         if not calls:
             return False
         return all(
-            self._is_joined(key, [target for target, at in self.targets(call) if at == index])
+            self._join_targets(key, [target for target, at in self.targets(call) if at == index])
             for call in calls
         )
 
 
 def _loads(expression: ast.expr) -> Iterator[ast.expr]:
-    """Yield the names and fields that an argument is, or is a field or an entry of."""
+    """Yield the names and fields to look up for an argument: `s.x` and `s` for `s.x["w"]`."""
     base = expression
     while isinstance(base, ast.Attribute | ast.Subscript):
         if isinstance(base, ast.Attribute):

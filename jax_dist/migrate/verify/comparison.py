@@ -41,7 +41,7 @@ class Verdict:
     raised: int = 0  # of the same calls, those that raised an error in both runs
     difference: str = ""  # the first: "call 2, result: values differ by up to 14"
     replays: int = 0  # calls of pmap that gave the same when the new step was run alone
-    reason: str = ""  # what in the step causes the difference, if its numbers show it
+    reason: str = ""  # the likely cause in the step, if the numbers show it
     went_back: bool = False  # it was migrated to another form after it differed
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
 
 
 def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the verdict on the place that mapped a called function; None if there is none.
+    """Return the verdict on the place that mapped the function of a call; None if unknown.
 
     A recorded call has the line that ran when its function was mapped. The expression of the place
     may begin on an earlier line, so the last place that begins at or above that line is meant.
@@ -169,7 +169,7 @@ def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
 def _judge_call(
     verdict: Verdict, number: int, old: Call, new: Call | None, *, is_first: bool, may_round: bool
 ) -> None:
-    """Add a call, the `number`-th of its process, to the verdict on its place.
+    """Count a call, the `number`-th of its process, in the verdict on its place.
 
     `new` is None if the new run made fewer calls; `is_first` says that no call before differed.
     """
@@ -179,7 +179,7 @@ def _judge_call(
         if not new.replay["text"]:
             verdict.replays += 1
         elif not verdict.difference:
-            # A replay has the arguments of the old run, so it differs by itself.
+            # A replay starts from the arguments of the old run: no earlier call is the cause.
             verdict.difference = f"call {number + 1}, {new.replay['text']}"
             verdict.reason = new.replay["reason"]
             return
@@ -256,7 +256,7 @@ def _is_close(old: Leaf, new: Leaf, number: int) -> bool:
 def _amount(old: Leaf, new: Leaf) -> str:
     """Return by how much two arrays differ: " by up to 14, 8 times what it was".
 
-    It is "" if they are equal or not kept. The factor is the median over all elements.
+    It is "" if they are equal or not kept. The factor is the median ratio of elements.
     """
     import numpy as np
 
@@ -264,8 +264,8 @@ def _amount(old: Leaf, new: Leaf) -> str:
     if x is None or (x == y).all():
         return ""
     text = f" by up to {np.max(np.abs(x - y)):.3g}"
-    usual = (x != 0) & np.isfinite(x) & np.isfinite(y)
-    ratio = float(np.median(y[usual] / x[usual])) if usual.any() else 1.0
+    has_ratio = (x != 0) & np.isfinite(x) & np.isfinite(y)
+    ratio = float(np.median(y[has_ratio] / x[has_ratio])) if has_ratio.any() else 1.0
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
 
 
@@ -287,7 +287,7 @@ def _as_floats(old: Leaf, new: Leaf) -> Any:
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
-    """Yield the first line in which two outputs differ by more than times, addresses and names.
+    """Yield a sentence on the first line in which two outputs differ, but for times and the like.
 
     With `may_round`, numbers may differ by about a hundredth.
     """
@@ -310,7 +310,7 @@ def _mask(line: str) -> str:
 
 
 def _is_about(old: str, new: str) -> bool:
-    """Return whether two lines have the same words, and numbers that differ by about 1 %."""
+    """Return whether two lines have the same words, and numbers that differ by at most 1 %."""
     old_words, new_words = (_NUMBER.sub("*", line).split() for line in (old, new))
     if old_words != new_words:
         return False

@@ -1,4 +1,4 @@
-"""Runs of a command in a copy of its tree, with what `recording` does in each of its processes."""
+"""Runs of a command in a copy of its project, where `recording` logs the mapped calls."""
 
 import contextlib
 import dataclasses
@@ -39,8 +39,8 @@ class Leaf(NamedTuple):
     digest: str = ""  # of the bytes of the array
     rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
     copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
-    key: str = ""  # of the array in the .npz file, if it was kept
-    array: Any = None  # that of NumPy, if it was kept
+    key: str = ""  # of the array in the .npz file; "": it was too large to keep
+    array: Any = None  # the NumPy array; None: it was not kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Run:
 def root_of(paths: Sequence[str]) -> str:
     """Return the root of the project that holds all paths: the tree to copy for a run.
 
-    It holds the current folder, too, unless only / or the home folder holds both. Where no folder
-    above has a sign of a project, as `.git`, it is the innermost that holds all.
+    It holds the current folder too, unless only / or the home folder holds both. Where no folder
+    above looks like the top of a project, as with `.git`, it is the innermost common folder.
     """
     folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
     too_large = (os.path.abspath(os.sep), os.path.expanduser("~"))
@@ -89,7 +89,7 @@ def root_of(paths: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def inject_recording(**settings: Any) -> Iterator[str]:
-    """Yield a folder that, first on PYTHONPATH, starts `recording` in each Python process.
+    """Yield a folder that, put first on PYTHONPATH, starts `recording` in each Python process.
 
     `settings` are arguments of `recording.start`; those that are the same in all runs are added.
     """
@@ -165,7 +165,7 @@ def run_recorded(
 
 
 def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:
-    """Return environment variables under which two runs in two copies of a tree are the same.
+    """Return environment variables that make runs in two copies of a project comparable.
 
     `injected` is the folder of `inject_recording`. The hash seed, the devices and the threads are
     fixed; imports find the copy before an installed package of the same name.
@@ -204,7 +204,7 @@ def _run_until_timeout(
     timeout: float | None,
     report_seconds: Callable[[float], None],
 ) -> tuple[int | None, float]:
-    """Run a command, and return its exit code (None: it was stopped) and the seconds it took.
+    """Run a command, and return its exit code (None: stopped after the timeout) and seconds.
 
     Its output goes to the files `stdout` and `stderr` in the folder `work`. Processes that it
     started are killed when it ends.
@@ -240,7 +240,7 @@ def _run_until_timeout(
 
 def _read_calls(folder: Path) -> list[Call]:
     """Return the calls that one process recorded in a folder."""
-    import numpy as np  # only here: most runs of the codemod need none
+    import numpy as np  # only here: a migration without a run needs no NumPy
 
     calls: list[Call] = []
     for line in (folder / "calls.jsonl").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The two runs of a migration; places that differ go back once."""
+"""The runs before and after a migration; places that differ are migrated to another target."""
 
 import ast
 import dataclasses
@@ -17,14 +17,14 @@ from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Progress
 
-# The form that a place takes after it differed in the other one.
+# By the form of a place that differed: the one to migrate it to instead; None: leave it.
 _FALLBACKS: dict[str, Target | None] = {
     "jit": "shard_map",
     "shard_map": "vendored",
     "vendored": None,
     "jax_dist": None,
 }
-# Migrates again with other forms of places, by path and line.
+# Migrates again, with the given targets for the places at the given paths and lines.
 Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 
 
@@ -66,7 +66,7 @@ def verify(
         before = run(texts, title="running the old program", kept=records)
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
-            """Run the migrated program, and return the verdicts, with the lines left to review."""
+            """Run the migrated program, and return the verdicts, with lines that did not run."""
             changed = {path: file for path, file in _by_path(files, root).items() if file.changed}
             has_jits = "jit" in _forms(changed).values()
             after = run(
@@ -75,7 +75,7 @@ def verify(
                 title=title,
                 replayed=records if has_jits else "",
             )
-            # Steps of jit sum over the whole batch, where pmap added the sums of its parts.
+            # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
             unreached = (review.unreached(*file, before.ran) for file in changed.items())
             return dataclasses.replace(result, review=[*itertools.chain(*unreached)])
@@ -101,7 +101,7 @@ def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigrati
 
 
 def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
-    """Return the form of each mapped function that is migrated: {("a.py", 3): "jit"}."""
+    """Return the form of each migrated mapped function: `{("a.py", 3): "jit"}`."""
     return {
         (path, place.line): place.form
         for path, file in files.items()
@@ -111,10 +111,10 @@ def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
 
 
 def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
-    """Return the places that must take another form after a run, with that form and the reason.
+    """Return the places that need another form after a run, with that form and the reason.
 
-    A place of jit goes back alone, and already if no replay confirmed it. Otherwise all places of
-    the file go back, as its mapped functions share values.
+    A place of jit goes back alone, and even if it only was not confirmed by a replay. Else all
+    places of the file go back, as its mapped functions share values.
     """
     back: dict[Key, Back] = {}
     wrong_files: set[str] = set()
@@ -139,7 +139,7 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
 def written_lines(file: FileMigration) -> list[tuple[int, int]]:
     """Return the first and last line of each call and decorator of jax.jit that a migration wrote.
 
-    These touch a line of the text after that the text before does not have.
+    They are those with a line that the old text does not have.
     """
     if not file.path.endswith(".py"):
         return []

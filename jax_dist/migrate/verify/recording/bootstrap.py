@@ -16,7 +16,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_hidden_sitecustomize(ours: str) -> None:
-    """Run the one that the folder `ours` hides."""
+    """Run the sitecustomize of the user that ours, in the folder `ours`, hides."""
     others = [folder for folder in sys.path if os.path.abspath(folder) != ours]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

@@ -36,15 +36,15 @@ class Recorder:
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: replays.Records | None = None  # if `replayed`: of the process of this rank
-        self._calls_at: dict[tuple[str, int], int] = {}  # their number, by path and line
+        self._old: replays.Records | None = None  # the old program's, of the process like this
+        self._calls_at: dict[tuple[str, int], int] = {}  # number of calls, by path and line
         self._file: Any = None
-        self._process = 0  # that opened the file: a forked process opens its own
-        self._count = 0  # of all calls
+        self._process = 0  # the process that opened the file: a forked one opens its own
+        self._count = 0  # the number of all calls
         self._is_inside = False  # a recorded call is active: calls within it are not recorded
 
     def install(self, at_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
-        """Record the calls of what jax.pmap, jax_dist.pmap, `mapped` and written jits make."""
+        """Replace jax.pmap, jax_dist.pmap, `mapped` and jax.jit when their modules are imported."""
         at_import("jax", lambda jax: self.replace(jax, "pmap"))
         at_import("jax", self.replace_jit)
         at_import("jax_dist", lambda jax_dist: self.replace(jax_dist, "pmap"))
@@ -82,13 +82,13 @@ class Recorder:
                 return result
             recorded = _Recorded(self, result, args[0], *place)
             if "in_shardings" in kwargs:
-                recorded.__dict__["step"] = args[0], kwargs  # what `replays` runs once more
+                recorded.__dict__["step"] = args[0], kwargs  # for `replays.replay`
             return recorded
 
         jax.jit = jit
 
     def _place(self) -> tuple[str, int] | None:
-        """Return the file of the program and the line that map a function; None outside of it.
+        """Return the path and line of the program that now map a function; None if none does.
 
         It is the innermost caller in the program's tree that is not the vendored module.
         """
@@ -141,7 +141,7 @@ class Recorder:
     def _replay(self, number: int, step: Any, options: Any, arguments: Any) -> dict[str, str]:
         """Replay a step on the old program's call of this number, and return how it differs.
 
-        The text is "" if it does not differ, and the reason "" if it is not known.
+        The text is "" if it does not differ, and the reason "" if the numbers do not show it.
         """
         self._open()
         assert self._old is not None
@@ -158,7 +158,7 @@ class Recorder:
         return {"text": "", "reason": ""}
 
     def _open(self) -> None:
-        """Open the file of this process, and the old program's records, if they are not yet."""
+        """Open the records of this process, and those of the old program, unless they are open."""
         import jax
 
         if self._file is not None and self._process == os.getpid():

@@ -20,14 +20,14 @@ def install(jax: Any, path: str) -> None:
         mapped = make(fun, *args, **kwargs)
         frame = sys._getframe(1)
         place = f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        is_known = False
+        is_reported = False
 
         @functools.wraps(fun, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_known
+            nonlocal is_reported
             leaves = jax.tree.leaves((args, kwargs))
-            if not is_known and not any(isinstance(x, jax.core.Tracer) for x in leaves):
-                is_known = True
+            if not is_reported and not any(isinstance(x, jax.core.Tracer) for x in leaves):
+                is_reported = True
                 import jax_dist
 
                 try:

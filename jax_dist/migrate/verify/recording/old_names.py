@@ -33,26 +33,26 @@ def install(
         if module != "jax":
             at_import(module, functools.partial(_put_back, entries=entries))
 
-    def of_jax(jax: ModuleType) -> None:
+    def restore_in_jax(jax: ModuleType) -> None:
         _put_back(jax, by_module.get("jax", {}))
         for name in ("device_put_replicated", "device_put_sharded"):
             if _get(jax, name) is _MISSING:
                 setattr(jax, name, functools.partial(_call_vendored, mapped, name))
         for name, entries in by_module.items():
             loaded = sys.modules.get(name)
-            if loaded is not None and loaded is not jax:  # while jax was imported
+            if loaded is not None and loaded is not jax:  # imported by jax itself: try again
                 _put_back(loaded, entries)
             elif loaded is None and not _exists(name):
-                sys.modules[name] = gone = _gone_module(name, entries)
+                sys.modules[name] = gone = _removed_module(name, entries)
                 above, _, last = name.rpartition(".")  # as an import would bind it
                 if above in sys.modules and _get(sys.modules[above], last) is _MISSING:
                     setattr(sys.modules[above], last, gone)
 
-    at_import("jax", of_jax)
+    at_import("jax", restore_in_jax)
 
 
-def _gone_module(name: str, entries: Mapping[str, str]) -> ModuleType:
-    """Return a module that jax no longer has, with the names that others took over."""
+def _removed_module(name: str, entries: Mapping[str, str]) -> ModuleType:
+    """Return a module that jax removed; its attributes, by `entries`, are the new names."""
 
     def get(attribute: str) -> Any:
         value = _resolve(entries[attribute]) if attribute in entries else _MISSING

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-CALLS = 3  # of each place, that are replayed
+CALLS = 3  # how many calls of each place are replayed
 
 _PERTURBED = 3  # runs on perturbed arguments
 _FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
-_RATIO = 1e-2  # a factor is as near to the number of devices
+_RATIO = 1e-2  # a factor nearer than this to the number of devices counts as equal to it
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
@@ -34,7 +34,7 @@ class Records:
     """The calls that one process of the old program made."""
 
     def __init__(self, folder: str, index: int, rank: int):
-        """Read the records of the process that was the `rank`-th of its index."""
+        """Read the records of the `rank`-th process that ran with the JAX process index `index`."""
         prefix = f"{index:05}-"
         names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
         self._folder = Path(folder, names[rank]) if rank < len(names) else None
@@ -42,7 +42,7 @@ class Records:
         self._events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
 
     def call(self, number: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return a call with its arrays, if all of them were kept."""
+        """Return a call and its arrays by key; None if it raised, or an array was not kept."""
         import numpy as np
 
         if number >= len(self._events) or self._events[number].get("raised"):
@@ -66,10 +66,10 @@ def replay(
 
     Args:
       step: the function inside of `jax.jit`.
-      options: of `jax.jit`, with the shardings.
+      options: the keyword arguments of `jax.jit`, with the shardings.
       arguments: positional and by keyword, as the new program gives them.
-      old: the call of pmap.
-      values: its arrays.
+      old: the recorded call of pmap, with a description of each leaf.
+      values: its arrays by key.
     """
     import jax
 
@@ -96,7 +96,7 @@ def replay(
 
 
 def _in_new_form(about: Mapping[str, Any], values: Mapping[str, Any], leaf: Any) -> Any:
-    """Return a recorded argument in the form of the new program's."""
+    """Return a recorded argument in the shape of `leaf`, the new one. May raise Difference."""
     import jax
     import numpy as np
 
@@ -189,7 +189,7 @@ def _perturbed(x: Any, epsilon: float, seed: int) -> Any:
 
 
 def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
-    """Return the bound of rounding for a result; `changed` are those of perturbed inputs."""
+    """Return by how much a result may be rounded; `changed` are results of perturbed inputs."""
     import numpy as np
 
     largest = max((_largest(result, other) for other in changed), default=0.0)
@@ -200,7 +200,7 @@ def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
 
 
 def _largest(x: Any, y: Any) -> float:
-    """Return the largest difference of two arrays; infinity if only one is NaN somewhere."""
+    """Return the largest difference of two arrays; infinity if NaNs or non-numbers differ."""
     import numpy as np
 
     if x.dtype.kind not in "fiu":
@@ -219,6 +219,7 @@ def _compare_with_pmap(
     bounds: Sequence[float],
     devices: int,
 ) -> None:
+    """Raise Difference if a result of the step differs by more than its bound from pmap's."""
     if len(old["returned"]) != len(results):
         raise Difference(f"{len(old['returned'])} results before, {len(results)} after")
     text, reason = "", ""

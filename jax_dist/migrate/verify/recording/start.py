@@ -1,4 +1,4 @@
-"""Hooks into the imports of the recorded program."""
+"""Hooks that change modules as the recorded program imports them."""
 
 import builtins
 import importlib.abc
@@ -68,7 +68,7 @@ def _use_library(jax: Any, folder: str) -> None:
             sys.path.append(folder)
         import jax_dist
 
-        current, jax.pmap = jax.pmap, plain  # jax_dist looks at the one of jax
+        current, jax.pmap = jax.pmap, plain  # jax_dist uses the real one
         try:
             return jax_dist.pmap(*args, **kwargs)
         finally:
@@ -103,11 +103,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module, whose loader then calls its hooks; None if it has none.
 
-        Hooks of the vendored module are by its last name, as it lies in any package.
+        Hooks of the vendored module are found by its last name, since any package may hold it.
         """
         last = name.rpartition(".")[2]
         hooks = self._hooks.get(last if last == calls.VENDORED else name)
-        if hooks is None or name in self._active:  # active: this very search goes on
+        if hooks is None or name in self._active:  # active: find_spec below called this again
             return None
         self._active.add(name)
         try:
