@@ -199,10 +199,8 @@ class Lifted:
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
     """Make the large captured arrays and random keys inputs of the program, or warn of them.
 
-    `fun` is searched for their names; `name` is that of the function in messages.
-
-    Raises:
-      ArgumentError: there are some, and the policy is "error".
+    `fun` is searched for their names; `name` is that of the function in messages. Under the policy
+    "error", ArgumentError is raised if there are some.
     """
     all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
     wanted = [capture for capture in all_captures if capture.is_large or capture.is_key]

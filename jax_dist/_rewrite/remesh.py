@@ -101,10 +101,9 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
 
 
 def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
-    """Return the axis of the mesh that a pmap goes to, and the handler that emits it there.
+    """Return the mesh axis that a pmap goes to, and the handler that emits it there.
 
-    Raises:
-      _RemeshRefused: it cannot be moved.
+    If it cannot be moved, _RemeshRefused is raised.
     """
     axis, pmap_mesh = _rename_mesh(mesh, site)
     # With equal names and sizes, the types in the body hold as they are; else it is traced again.
@@ -146,8 +145,7 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
 def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
     """Return the axis of `mesh` that a pmap goes to, and `mesh` with the axis names of the pmap.
 
-    Raises:
-      _RemeshRefused: no axis fits.
+    If no axis fits, _RemeshRefused is raised.
     """
     if not set(site.devices) <= set(mesh.devices.flat):
         raise _RemeshRefused("it has devices that are not in the mesh")

@@ -90,8 +90,7 @@ class Setting:
     def _sharding_of(self, path: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         """Return how a leaf of a state is sharded if it is uniform; `path` is as in "params/w".
 
-        Raises:
-          ArgumentError: a rule gives a spec that does not fit.
+        ArgumentError is raised if a rule gives a spec that does not fit.
         """
         if callable(self.shardings):
             spec: Any = self.shardings(path, leaf)

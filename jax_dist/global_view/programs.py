@@ -137,9 +137,8 @@ class StepProgram:
     def place(self, call: Call) -> list[Any]:
         """Return the leaves of a call where the program wants them.
 
-        Raises:
-          ArgumentError: a leaf of the state is sharded otherwise, or an argument is of this process
-            alone.
+        ArgumentError is raised if a leaf of the state is sharded otherwise, or an argument is of
+        this process alone.
         """
         placed = list(call.leaves)
         for place, (_, target) in enumerate(self.in_layouts):

@@ -22,10 +22,7 @@ def run(command: Sequence[str], explain: str = "") -> int:
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
 
     Returns:
-      Its exit code, as a shell counts it.
-
-    Raises:
-      MisuseError: it cannot be started.
+      Its exit code, as a shell counts it. MisuseError is raised if it cannot be started.
     """
     library = str(Path(jax_dist.__file__).parents[1])
     with runs.inject_recording(seed=False, library=library, explain=explain) as folder:

@@ -41,11 +41,7 @@ def home_of(module: Module) -> Home:
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
-    """Yield the copies that files need and that do not exist.
-
-    Raises:
-      MisuseError: the user has another file in the place of one.
-    """
+    """Yield the missing copies; raise MisuseError if another file has the name of one."""
     text = Path(__file__).with_name("_mapped.py").read_bytes()  # always the same
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
