@@ -164,8 +164,7 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
         _, carried = counts_of_scan(eqn)
         for n in range(carried, len(results)):  # stacked: the body's lack the first dimension
             spec = results[n]
-            is_sliceable = spec is not None and tuple(spec[:1]) == (None,)
-            results[n] = P(*spec[1:]) if is_sliceable else None
+            results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
     return [list(results) for _ in interpreter.bodies(eqn)]
 
 
