@@ -149,8 +149,7 @@ def mapped_size(
             )
         sizes[index] = shape[axis]
     if not sizes:
-        names = ", ".join(paths())
-        unmapped = f"not mapped: {names}" if names else "it got no arrays"
+        unmapped = f"not mapped: {', '.join(paths())}" if leaves else "it got no arrays"
         raise MappedAxisError(
             f"pmap of '{fun_name}' requires at least one argument with a mapped axis ({unmapped}). "
             "Map one, such as jax.numpy.arange(size)."

@@ -8,7 +8,7 @@ devices; the arrays that go in and out lie on the caller's mesh, under the calle
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -154,15 +154,20 @@ def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
     # An axis of the mesh for each axis of the pmap and of those inside it, of the same size.
     pmap_names: dict[str, str] = {}  # by the axis of the mesh
     for name, size in site.mesh.shape.items():
-        free = [axis for axis in mesh.shape if axis not in pmap_names]
-        fitting = [axis for axis in free if mesh.shape[axis] == size]
-        if not fitting:
+        axis = _choose_axis(mesh, name, size, pmap_names)
+        if axis is None:
             sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
             raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
-        pmap_names[name if name in fitting else fitting[0]] = name
+        pmap_names[axis] = name
     (target,) = (axis for axis, name in pmap_names.items() if name == site.axis)
     names = [pmap_names.get(axis, f"other_{axis}") for axis in mesh.axis_names]
     return target, _compat.auto_mesh(mesh.devices, names)
+
+
+def _choose_axis(mesh: Mesh, name: Any, size: int, taken: Collection[Any]) -> str | None:
+    """Return a mesh axis of this size that is not taken, the one of this name if it is one."""
+    fitting = [axis for axis in mesh.shape if axis not in taken and mesh.shape[axis] == size]
+    return name if name in fitting else next(iter(fitting), None)
 
 
 # --- arguments on some devices only, put on all of the mesh
@@ -174,10 +179,7 @@ def put_on(
     """Put every array on all devices of the mesh, sharded as it was where that fits.
 
     jit takes no arrays on different sets of devices. What a pmap outside of the rewriting made is
-    on the devices of that pmap; pmaps inside are moved to the mesh.
-
-    Returns:
-      The arguments; None if no array is elsewhere.
+    on the devices of that pmap; pmaps inside are moved to the mesh. None: no array is elsewhere.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     devices, is_moved = set(mesh.devices.flat), False
@@ -193,12 +195,10 @@ def _spec_on(mesh: Mesh, sharding: Any) -> P:
     """Return a spec with an axis of the same size for each sharded dimension, if there is one."""
     if not isinstance(sharding, NamedSharding):
         return P()
-    free, parts = dict(mesh.shape), []
+    parts: list[str | None] = []
     for part in sharding.spec:
-        size = sharding.mesh.shape[part] if isinstance(part, str) else None
-        axis = next((name for name in free if free[name] == size), None)
-        free.pop(axis, None)
-        parts.append(axis)
+        size = sharding.mesh.shape[part] if isinstance(part, str) else 0
+        parts.append(_choose_axis(mesh, part, size, parts))
     return P(*parts)
 
 
