@@ -104,7 +104,7 @@ def plan_partitioning(
             f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
             f"of the program are {', '.join(map(repr, names))}."
         )
-    named = propagation.named_meshes(interpreter.equations(jaxpr))
+    named = propagation.find_meshes(interpreter.equations(jaxpr))
     meshes = [mesh] if mesh else propagation.meshes_of(named, in_shardings)
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="

@@ -38,7 +38,7 @@ from jax_dist._rewrite.captures import (
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import Gathers, plan_gathers
 from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
-from jax_dist._rewrite.propagation import meshes_of, named_meshes
+from jax_dist._rewrite.propagation import find_meshes, meshes_of
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -246,7 +246,7 @@ class RewrittenProgram:
         remesh.check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
         eqns = list(interpreter.equations(jaxpr))
-        meshes, primitives = tuple(named_meshes(eqns)), set(map(_compat.name_of, eqns))
+        meshes, primitives = tuple(find_meshes(eqns)), set(map(_compat.name_of, eqns))
         options = self.options
         routes = options.partitioning == "route" and "custom_partitioning" in primitives
         # The body of a custom_partitioning operation, which the jaxpr does not show, may gather.

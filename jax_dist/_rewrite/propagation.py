@@ -31,7 +31,7 @@ def is_partitioned(eqn: JaxprEqn) -> bool:
 # --- the mesh
 
 
-def named_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
+def find_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
     """Return the meshes with devices that equations name, each once, in order.
 
     Those of sharding constraints and jits; if they name none, those of shard_maps.
