@@ -21,7 +21,7 @@ _NAMES = {  # by module, imported on first use, so that lint and migrate never l
     "topology": "topology",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = ("__version__", *_MODULES, *_HOMES)
+__all__ = ("__version__", *_MODULES, *_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(ModuleType):

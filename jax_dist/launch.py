@@ -23,19 +23,27 @@ from jax_dist._usage import counted
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Write: TypeAlias = Callable[[int, Stream, str], None]  # of the rank, the stream, and a line
+Event: TypeAlias = Literal["joined", "waiting", "finished", "failed"]
 Reason: TypeAlias = Literal["finished", "failed", "timeout", "interrupted", "terminated"]
 
-_NOTES = "JAX_DIST_LAUNCH"  # variable: the directory in which ranks leave notes for the launcher
+NOTES = "JAX_DIST_LAUNCH"  # variable: the directory in which ranks leave notes for the launcher
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL, and for the last lines of output
 _EXIT_CODES: dict[Reason, int] = {"timeout": 124, "interrupted": 130, "terminated": 143}
 
 
-def note(event: Literal["joined", "failed", "finished"], rank: int) -> None:
-    """Tell the launcher of this process, if there is one, what has become of the rank."""
-    if os.environ.get(_NOTES):
-        with contextlib.suppress(OSError):  # the launcher is gone
-            pathlib.Path(os.environ[_NOTES], f"{event}-{rank}").touch()
+def note(event: Event, rank: int, *, holds: bool = True) -> None:
+    """Tell the launcher and the other ranks, if this is a rank, what has become of it."""
+    with contextlib.suppress(KeyError, OSError):  # no launcher, or it is gone
+        path = pathlib.Path(os.environ[NOTES], f"{event}-{rank}")
+        path.touch() if holds else path.unlink(missing_ok=True)
+
+
+def find_ranks(event: Event, notes: pathlib.Path | None = None) -> tuple[int, ...]:
+    """Return the ranks that left a note of an event, in the directory of this job by default."""
+    paths = (notes or pathlib.Path(os.environ[NOTES])).iterdir()
+    names = (path.name.split("-") for path in paths)
+    return tuple(sorted(int(rank) for name, rank in names if name == event))
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,8 @@ class JobOutcome:
     @property
     def exit_code(self) -> int:
         """Return the exit code of the launcher: that of the reason, or of the first failed rank."""
-        if self.reason in _EXIT_CODES:
-            return _EXIT_CODES[self.reason]
-        return 0 if self.first is None else shell_code(self.codes[self.first])
+        of_first = 0 if self.first is None else shell_code(self.codes[self.first])
+        return _EXIT_CODES.get(self.reason, of_first)
 
     def describe(self) -> Iterator[str]:
         """Yield lines for the user: the cause of a failure, and a summary."""
@@ -64,10 +71,9 @@ class JobOutcome:
         elif self.first is not None:
             yield f"rank {self.first} failed first: {format_code(self.codes[self.first])}"
             if self.codes[self.first] == -signal.SIGABRT and 0 < len(self.finished) < self.joined:
-                ranks = ", ".join(map(str, self.finished))
                 yield (
-                    f"only in rank {ranks} the program had ended before: JAX then ends the job "
-                    "after the shutdown_timeout of jax_dist.multihost.initialize"
+                    f"only in rank {', '.join(map(str, self.finished))} the program had ended "
+                    "before; JAX ends such a job after the shutdown_timeout of initialize"
                 )
         count = len(self.codes)
         if self.reason == "finished" and count > 1 and not self.joined:
@@ -197,11 +203,6 @@ class _Job:
         except FileNotFoundError:  # it did not call `initialize`, which leaves notes
             return 1, 0
 
-    def find_ranks(self, event: str) -> tuple[int, ...]:
-        """Return the ranks that left a note of an event."""
-        notes = (path.name.split("-") for path in self.notes.iterdir())
-        return tuple(sorted(int(rank) for name, rank in notes if name == event))
-
     def _check_timeout(self) -> None:
         is_over = self.timeout is not None and time.monotonic() > self.start + self.timeout
         if is_over and self.reason == "finished":
@@ -271,7 +272,7 @@ def run(
                 variables = rank_environment(
                     inherited, number, ranks, port, cpu_devices=cpu_devices, gpus=gpus
                 )
-                started.append(_Rank(number, command, {**variables, _NOTES: notes}, write))
+                started.append(_Rank(number, command, {**variables, NOTES: notes}, write))
             job = _Job(started, pathlib.Path(notes), signals, grace, timeout)
             job.watch()
         finally:
@@ -281,8 +282,8 @@ def run(
             codes=codes,
             first=job.first,
             running=job.running,
-            joined=len(job.find_ranks("joined")),
-            finished=job.find_ranks("finished"),
+            joined=len(find_ranks("joined", job.notes)),
+            finished=find_ranks("finished", job.notes),
             seconds=time.monotonic() - job.start,
         )
 

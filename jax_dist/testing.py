@@ -333,5 +333,6 @@ def _run_rank(path: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if error is None:
+        launch.note("finished", rank)
         jax.distributed.shutdown()  # waits for the others
     os._exit(0 if error is None else 1)

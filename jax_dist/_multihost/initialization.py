@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from jax_dist import _compat, launch
-from jax_dist._multihost import agreement
+from jax_dist._multihost import agreement, waiting
 from jax_dist.errors import ArgumentError
 
 _SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks for MPI
@@ -139,7 +139,7 @@ def initialize(
                 )
     launch.note("joined", joined.rank if joined is not None else 0)
     if joined is not None and joined.processes > 1:
-        _install_hooks(joined.rank)
+        _install_hooks(joined.rank, joined.processes)
 
 
 def _complete(
@@ -187,7 +187,7 @@ class _Exit(NamedTuple):
     position: int  # its instruction during the call, as an index into its bytecode
 
 
-def _install_hooks(rank: int) -> None:
+def _install_hooks(rank: int, ranks: int) -> None:
     """Make uncaught exceptions, and `sys.exit` with a code other than 0, end this process at once.
 
     Python calls `sys.excepthook` for an uncaught exception, but nothing for a SystemExit: so
@@ -225,6 +225,7 @@ def _install_hooks(rank: int) -> None:
     sys.exit = remember_and_exit
     # It is called before the exit function of JAX, registered earlier, which waits for the others.
     atexit.register(_leave, rank)
+    waiting.watch(rank, ranks)
 
 
 def _leave(rank: int) -> None:

@@ -91,13 +91,34 @@ def test_launch_ends_all_and_names_the_first(way):
     assert outcome.reason == "failed", texts
     assert outcome.joined == 3
     assert outcome.finished == ((1,) if way == "returns" else ())
-    is_told = "only in rank 1 the program had ended" in "\n".join(outcome.describe())
-    assert is_told == (way == "returns")
+    waits = "waits in vain: the program of rank 1 has ended. It waits here:\n"
+    assert (waits in texts[0] + texts[2]) == (way == "returns")
+    assert outcome.seconds < 20.0  # which JAX would wait for a rank that returns
     if way not in ("cleans up", "returns"):  # there, watchdogs or JAX end all ranks together
         assert outcome.first == 1, texts
         assert outcome.codes[1] == _WAYS[way].code
     assert re.search(_WAYS[way].text, texts[1]), texts
     _assert_gone("".join(texts))
+
+
+def test_launch_waits_for_a_rank_that_works_alone():
+    lines: list[tuple[int, str, str]] = []
+    outcome = launch.run(
+        [sys.executable, str(_FOLDER / "failing_program.py"), "works alone"],
+        3,
+        lambda *line: lines.append(line),
+        cpu_devices=1,
+        timeout=_LIMIT,
+        environment=_environment(),
+    )
+
+    assert outcome.codes == (0, 0, 0), lines
+
+
+def test_an_outcome_names_the_rank_that_had_finished_when_jax_ends_the_job():
+    outcome = launch.JobOutcome("failed", (-6, -6), 0, (), 2, (1,), 20.0)
+
+    assert "only in rank 1 the program had ended before" in "\n".join(outcome.describe())
 
 
 _EXITS = {  # code after `initialize`, and the exit code that is expected
@@ -123,7 +144,7 @@ def pytest_like():
         sys.exit(3)
     except SystemExit:
         pass
-initialization._install_hooks(7)
+initialization._install_hooks(7, 8)
 {line}
 """
     done = subprocess.run(

@@ -127,7 +127,7 @@ def test_a_place_known_in_part_is_an_error(calls):
 def test_a_second_call_may_repeat_the_first_one(calls, monkeypatch):
     joined = _compat.JoinedProcess(1, 4, "a:1", None)
     monkeypatch.setattr(_compat, "find_joined_process", lambda: joined)
-    monkeypatch.setattr(initialization, "_install_hooks", lambda rank: None)
+    monkeypatch.setattr(initialization, "_install_hooks", lambda *_: None)
     multihost.initialize()
     multihost.initialize("a:1", 4, 1)
 

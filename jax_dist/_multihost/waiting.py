@@ -1,0 +1,76 @@
+"""End of a job under `jax-dist launch` whose ranks wait for one that has finished.
+
+A rank that comes to its end waits for the others there, and they may wait for it in a collective.
+JAX lets them wait for `shutdown_timeout`, since a rank may also be saving its state meanwhile. What
+tells them apart, on Linux and with CPU devices: a rank that saves uses the CPU, or its main thread
+waits for a file, a connection or a timer, and not for another thread.
+"""
+
+import os
+import pathlib
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+
+import jax
+
+from jax_dist import launch
+
+_PERIOD = 0.25  # seconds between two looks at the main thread
+_IDLE = 0.01  # seconds of CPU time in a period, below which the process computes nothing
+_WAITING, _STUCK = 3, 5  # periods without progress: it tells the others, and it ends
+_MAIN = threading.main_thread()
+
+
+def watch(rank: int, ranks: int) -> None:
+    """Start a thread that ends this rank, of a job of CPU devices, when it waits in vain.
+
+    That is when a rank has finished, and each of the others has waited for a second without using
+    the CPU.
+    """
+    if os.environ.get(launch.NOTES) and jax.config.values["jax_platforms"] == "cpu":
+        threading.Thread(target=_watch, args=(rank, ranks), daemon=True).start()
+
+
+def _watch(rank: int, ranks: int) -> None:
+    position, seconds, still = None, 0.0, 0  # `still` counts periods without progress
+    while True:
+        time.sleep(_PERIOD)
+        last_position, last_seconds = position, seconds
+        position, seconds = _find_wait(), time.process_time()
+        is_still = position is not None and position == last_position
+        still = still + 1 if is_still and seconds - last_seconds < _IDLE else 0
+        launch.note("waiting", rank, holds=still >= _WAITING)
+        if still < _STUCK:
+            continue
+        finished = launch.find_ranks("finished")
+        is_stuck = len({*finished, *launch.find_ranks("waiting")}) == ranks
+        if finished and is_stuck and rank not in finished:
+            _end(rank, finished)
+
+
+def _find_wait() -> tuple[int, int] | None:
+    """Return the call and instruction at which the main thread waits for a native thread.
+
+    None if it does not, or waits for a thread or a lock of Python, or if that is not known.
+    """
+    try:
+        reason = pathlib.Path(f"/proc/self/task/{_MAIN.native_id}/wchan").read_text()
+    except OSError:
+        return None
+    frame = sys._current_frames()[_MAIN.ident or 0]
+    waits_in_python = os.path.dirname(frame.f_code.co_filename) == sysconfig.get_path("stdlib")
+    is_native = reason.startswith("futex") and not waits_in_python
+    return (id(frame), frame.f_lasti) if is_native else None
+
+
+def _end(rank: int, finished: tuple[int, ...]) -> None:
+    """Print where this rank waits, and end it without any clean-up."""
+    launch.note("failed", rank)
+    stack = "".join(traceback.format_stack(sys._current_frames()[_MAIN.ident or 0]))
+    ranks = ", ".join(map(str, finished))
+    text = f"rank {rank} waits in vain: the program of rank {ranks} has ended. It waits here:\n"
+    os.write(2, f"{text}{stack}".encode(errors="replace"))
+    os._exit(1)
