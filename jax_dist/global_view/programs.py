@@ -193,7 +193,8 @@ class Signatures:
         self._programs: dict[Any, StepProgram] = {}  # by the same types, but all state `[N, *s]`
         # By path, the leaves that vary in one of the programs: then they do in all of them.
         self._varying: dict[str, str] = {}
-        self._known: dict[int, StateType] = {}  # the last one, by the position of the argument
+        # The last one, by the position and the structure of the argument.
+        self._known: dict[tuple[int, Any], StateType] = {}
         self.last: StepProgram | None = None
 
     @property
@@ -232,9 +233,10 @@ class Signatures:
                 program = StepProgram.build(self._setting, typed, state, self._varying)
             self._programs[key] = program
         self._add_varying({x.path: x.origin for x in program.traced.state_leaves if x.origin})
+        are_said = {kind.argument: kind.is_said for kind in state}
         for leaf, value in zip(program.traced.in_leaves, call.leaves, strict=True):
             if leaf is not None:
-                self._check_form(leaf, jnp.shape(value))
+                self._check_form(leaf, jnp.shape(value), is_said=are_said[leaf.argument])
         return program
 
     def _add_varying(self, origins: Varying) -> None:
@@ -247,9 +249,10 @@ class Signatures:
         """Return and record the types of argument `number` of the state, on one device.
 
         `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, they are
-        those of the last state if that fits in either form; else no leaf is stacked.
+        those of the last state of its structure if that fits in either form; else none is stacked.
         """
-        last, (pairs, structure) = self._known.get(number), jax.tree.flatten_with_path(state)
+        pairs, structure = jax.tree.flatten_with_path(state)
+        last = self._known.get((number, structure))
         types = [type_of(leaf) for _, leaf in pairs]
         if stacked is None and last is not None and last.fits(structure, types, self._size):
             return last
@@ -265,9 +268,9 @@ class Signatures:
             shape = leaf_type.shape[int(is_stacked) :]
             leaves.append(jax.ShapeDtypeStruct(shape, leaf_type.dtype))
         kind = StateType(number, structure, paths, tuple(leaves), is_said=stacked is not None)
-        if last is not None and kind != last:  # of another state, other leaves may vary
-            self._varying = {p: x for p, x in self._varying.items() if p not in last.paths}
-        self._known[number] = kind
+        if kind != last:  # of another state, other leaves may vary
+            self._varying = {p: x for p, x in self._varying.items() if p not in paths}
+        self._known[number, structure] = kind
         return kind
 
     def take_state(self, number: int, state: Any, *, stacked: Any) -> StateType:
@@ -297,15 +300,16 @@ class Signatures:
 
     def types(self) -> Any:
         """Return the types of the state, with shardings; several arguments give a tuple."""
-        leaves, trees = self.known_program("types").traced.state_leaves, []
+        traced, trees = self.known_program("types").traced, []
+        args, _ = traced.call.rebuild(traced.call.leaves)
         for number in self._setting.state:
-            wholes = [leaf.whole for leaf in leaves if leaf.argument == number]
-            trees.append(jax.tree.unflatten(self._known[number].structure, wholes))
+            wholes = [leaf.whole for leaf in traced.state_leaves if leaf.argument == number]
+            trees.append(jax.tree.unflatten(jax.tree.structure(args[number]), wholes))
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
+    def _check_form(self, leaf: Leaf, shape: tuple[int, ...], *, is_said: bool) -> None:
         """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
-        is_said, is_single = self._known[leaf.argument].is_said, shape == leaf.type.shape
+        is_single = shape == leaf.type.shape
         looks_stacked = is_single and shape[:1] == (self._size,)
         if not leaf.uniform and looks_stacked and not is_said:
             raise ArgumentError(

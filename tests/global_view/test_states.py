@@ -68,6 +68,21 @@ def test_a_state_placed_alone_is_completed_by_the_first_call():
     assert view.types["mean"].shape == (8, 64)
 
 
+def test_two_states_of_other_structures_take_turns():
+    def step(state, x):
+        return {"own": state["own"] + x.mean(), **{n: state[n] for n in state if n != "own"}}
+
+    view = global_view(step, "i")
+    small, large = {"own": np.float32(0)}, {"own": np.float32(0), "w": np.ones(3, np.float32)}
+    for _ in range(3):
+        small, large = view(small, _X), view(large, _X)
+        assert view.types.keys() == large.keys()
+
+    total = sum([_X.mean((1, 2))] * 3)
+    np.testing.assert_allclose(small["own"], total, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(small["own"], large["own"])
+
+
 def test_what_varies_makes_others_vary_in_the_next_round():
     """`a` varies by the batch, `b` by `a`, `c` by `b`; `d` is averaged, and stays."""
 
