@@ -8,7 +8,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
 import jax
 from jax.sharding import Mesh
@@ -30,13 +30,17 @@ from jax_dist.errors import ArgumentError, CapturedArrayWarning
 if TYPE_CHECKING:
     from jax_dist.topology import Topology
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_CALL = ("__call__",)  # apart from the other slots: type checkers are to see the method
 
-class Rewritten:
+
+class Rewritten(Generic[_P, _R]):
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
     # The call is in a slot, as that of `Mapped` is: C++ finds it there without Python.
-    __slots__: tuple[str, ...] = (
-        "__call__",
+    __slots__ = (
+        *_CALL,
         "__dict__",
         "__name__",
         "__qualname__",
@@ -46,12 +50,13 @@ class Rewritten:
     )
     if TYPE_CHECKING:
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
-    def __init__(self, fun: Callable[..., Any], options: RewriteOptions):
+    def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         self.__name__: str = type(fun).__name__  # of a partial or an object, which have none
         self.__qualname__: str = getattr(fun, "__name__", self.__name__)
         functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun  # said once more, for type checkers
         attributes = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
         copied = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
         self.__dict__.update(copied)
@@ -82,14 +87,14 @@ class Rewritten:
 
 
 def rewrite(
-    fun: Callable,
+    fun: Callable[_P, _R],
     *,
     mesh: Mesh | None = None,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
-) -> Rewritten:
+) -> Rewritten[_P, _R]:
     """Return `fun` with known problems in its traced program rewritten.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -21,9 +21,12 @@ from jax_dist.global_view.placement import Setting, Shardings
 from jax_dist.global_view.programs import Signatures
 from jax_dist.global_view.report import GlobalViewReport
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 def global_view(
-    fun: Callable,
+    fun: Callable[_P, _R],
     axis_name: Hashable,
     *,
     in_axes: AxisPrefix = 0,
@@ -37,7 +40,7 @@ def global_view(
     gradients: Literal["scatter", "reduce"] = "scatter",
     regather: bool = False,
     captures: Captures = "lift",
-) -> "GlobalView":
+) -> "GlobalView[_P, _R]":
     """Run a step that was written for pmap on global arrays, with a sharded state.
 
     The function is not edited. Values that are the same on all devices are computed on global
@@ -122,16 +125,16 @@ def global_view(
     return GlobalView(fun, setting)
 
 
-class GlobalView:
+class GlobalView(Generic[_P, _R]):
     """A step on global arrays; made by `jax_dist.global_view`."""
 
-    def __init__(self, fun: Callable, setting: Setting):
+    def __init__(self, fun: Callable[_P, _R], setting: Setting):
         self._fun, self._setting = fun, setting
         self._signatures = Signatures(fun, setting)
         self._watch = Watch(setting.options.fun_name)
         functools.update_wrapper(self, fun, updated=())
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run the step.
 
         Args:

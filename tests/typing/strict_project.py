@@ -58,6 +58,18 @@ class Trainer:
         self.step()  # pyright: ignore[reportCallIssue]
 
 
+def rewritten() -> None:
+    fixed = jax_dist.rewrite(loss, captures="warn")
+    assert_type(fixed(jnp.ones(3), {}, scale=2.0), tuple[jax.Array, int])
+    fixed(jnp.ones(3))  # pyright: ignore[reportCallIssue]
+
+
+def on_global_arrays() -> None:
+    view = jax_dist.global_view(loss, "i", shardings="fsdp")
+    assert_type(view(jnp.ones(3), {"x": jnp.ones((8, 3))}), tuple[jax.Array, int])
+    view(jnp.ones(3), {"x": 1})  # pyright: ignore[reportArgumentType]
+
+
 def wrong_options() -> None:
     jax_dist.pmap(loss, gathers="often")  # pyright: ignore[reportArgumentType]
     jax_dist.pmap(loss, axis="i")  # pyright: ignore[reportCallIssue]
