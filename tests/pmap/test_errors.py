@@ -75,6 +75,11 @@ _CASES = {  # the call, the class of its error, and words of its text
         "got arguments of different sizes along the mapped axis; all must be equal "
         "(batch['x']: 8, mask: 7).",
     ),
+    "unequal sizes, no names": (
+        _call(_EIGHT, np.ones(7), fun=lambda x, *rest: x),
+        _AXIS,
+        "(x: 8, args[1]: 7).",
+    ),
     "nothing mapped": (_call(_EIGHT, in_axes=None), _AXIS, "axis (not mapped: x). Map one"),
     "empty axis": (_call(np.ones((0, 3))), _AXIS, "got an empty mapped axis (size 0)"),
     "in_axes, path": (
