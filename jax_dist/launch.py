@@ -200,7 +200,7 @@ class _Job:
             return 0, 0
         try:
             return 1, (self.notes / f"failed-{rank.number}").stat().st_mtime_ns
-        except FileNotFoundError:  # it did not call `initialize`, which leaves notes
+        except FileNotFoundError:  # without `initialize`, which leaves notes, it waits for nobody
             return 1, 0
 
     def _check_timeout(self) -> None:

@@ -36,14 +36,15 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
     """Raise an error if a device holds more memory at the end of a step than at its start.
 
     As a context it guards a block. As a decorator, it compares the end of each call with the end of
-    the call before, whose results the caller may hold until then; the first call compiles. Usage
-    comes from the statistics of the device; where a backend has none, as on the CPU, live arrays
-    are counted. Arrays that only wait for Python's garbage collector do not count.
+    the call before, whose results the caller may hold until then; the end of the first checked call
+    is the first to compare with. Usage comes from the statistics of the device; where a backend has
+    none, as on the CPU, live arrays are counted. Arrays that only wait for Python's garbage
+    collector do not count.
 
     Args:
       slack: how many bytes more may be used on each device.
-      warmup: how many first steps are not checked; one by default for a function, none for a
-        block.
+      warmup: how many first steps are not checked; one by default for a function, whose first call
+        compiles, and none for a block.
 
     Raises:
       ArgumentError: `slack` or `warmup` is negative, or no number.

@@ -23,6 +23,7 @@ from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.topology import Topology, topology
 
+# The last four are those of `global_view`, of which "hsdp" shards over the devices of a host alone.
 STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
 _MAX_THREADS = 4  # that compile at the same time

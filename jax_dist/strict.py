@@ -222,6 +222,7 @@ def _on_event(event: str, value: float, **details: Any) -> None:
             _compiled_calls.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
 
 
+# Despite their names, JAX records these events as scalars when it starts, and as durations later.
 jax.monitoring.register_scalar_listener(_on_event)
 
 

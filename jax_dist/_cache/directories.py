@@ -38,7 +38,8 @@ def is_url(path: str) -> bool:
 def add_machine(path: str) -> str:
     """Append a directory for this CPU and jaxlib, such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
 
-    Another CPU may not have the instructions of a program, and another jaxlib cannot read it.
+    Another CPU may not have the instructions of a program, and another jaxlib cannot read it. What
+    else a program depends on, as the GPU, is part of JAX's key.
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()

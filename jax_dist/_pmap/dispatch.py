@@ -284,7 +284,7 @@ class Dispatcher:
 
         def rewritten(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[offset:], kwargs)
-            signature = self._signature(context, call)
+            signature = self._signature(context, call)  # one jit object serves several signatures
             assert signature.program is not None
             captured = flat_args[0] if offset else ()
             flat = interpreter.evaluate(signature.program, [*captured, *call.leaves])

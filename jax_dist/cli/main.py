@@ -22,7 +22,8 @@ COMMANDS = ("lint", "migrate", "run", "explain", "plan", "launch", "cache", "doc
 _WITH_PROGRAM = ("cache", "explain", "launch", "migrate", "plan", "run")
 
 _EPILOG = """\
-exit codes: 0 success, 1 something was found, 2 the command was invalid
+exit codes: 0 success, 1 something was found, 2 the command was invalid or could not end,
+            130 Ctrl-C
 
 examples:
   jax-dist lint .                               find pmap-era code in files and notebooks
