@@ -101,7 +101,6 @@ def test_json():
                 {"start": 28, "end": 31, "text": ""},
             ],
             "imports": [],
-            "group": "",
         },
     }
 

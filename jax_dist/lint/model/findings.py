@@ -1,6 +1,5 @@
 """Findings of the rules, their fixes, and the edits of bytes that a fix consists of.
 
-Fixes of a group are made together or not at all, and no two edits overlap.
 All offsets count bytes of the UTF-8 text that is parsed (`Source.code`), as `ast` does.
 """
 
@@ -33,13 +32,12 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits that belong together; all fixes of one `group` are made together or not at all."""
+    """Edits that are made together or not at all."""
 
     title: str  # what it does, in a few words: "use jax.lax.axis_size"
     safety: Safety
     edits: tuple[Edit, ...]
     imports: tuple[str, ...] = ()  # statements, such as "import jax"
-    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -72,19 +70,15 @@ class Finding:
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes whose edits clash with no earlier fix; groups are chosen as a whole."""
-    fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
-    groups: dict[str, list[Fix]] = {}
-    for number, fix in enumerate(fixes):
-        groups.setdefault(fix.group or f"alone {number}", []).append(fix)
+    """Return the fixes, in order of place, whose edits clash with no edit of one before."""
     taken: list[Edit] = []  # all edits of the chosen fixes, sorted
     chosen: list[Fix] = []
-    for group in groups.values():
-        edits = sorted({edit for fix in group for edit in fix.edits})
+    for fix in sorted(fixes, key=lambda fix: fix.edits[:1]):
+        edits = sorted(set(fix.edits))
         if not any(map(_clash, edits, edits[1:])) and all(_fits(edit, taken) for edit in edits):
-            for edit in edits:  # not sorted anew: a file may have thousands of groups
+            for edit in edits:  # not sorted anew: a file may have thousands of fixes
                 bisect.insort(taken, edit)
-            chosen += group
+            chosen.append(fix)
     return chosen
 
 

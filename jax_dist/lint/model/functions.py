@@ -22,7 +22,7 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
     else:
         scope, name = module.scope(function), function.name
     if isinstance(owner, ast.ClassDef):
-        return pmaps.self_attributes(module, owner, name, ast.Load)
+        return module.self_attributes(owner, name, ast.Load)
     return module.reads(scope, name) if len(scope.bindings.get(name, ())) == 1 else None
 
 

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import scopes
 from jax_dist.lint.model.findings import Edit
-from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import Module, once
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
@@ -145,36 +144,10 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
     for target in assignment.targets if is_plain else [assignment.target]:
         if isinstance(target, ast.Name):
             yield from module.reads_of(value, target.id)
-        elif isinstance(target, ast.Attribute) and is_self(target):
-            owner = module.class_of(target)
+        elif isinstance(target, ast.Attribute):
+            owner = module.class_of_self(target)
             if owner is not None and module.attribute_values(target):
-                yield from self_attributes(module, owner, target.attr, ast.Load)
-
-
-def is_self(node: ast.Attribute) -> bool:
-    """Return whether an attribute is one of `self`."""
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def self_attributes(
-    module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
-) -> list[ast.Attribute]:
-    """Return all reads, or stores, of `self.name` in a class; [] for more than LIMIT stores."""
-    attributes = _self_attributes(module, owner).get((name, context), [])
-    return attributes if len(attributes) <= LIMIT or context is ast.Load else []
-
-
-@once
-def _self_attributes(
-    module: Module, owner: ast.ClassDef
-) -> dict[tuple[str, type], list[ast.Attribute]]:
-    """Return all `self.name` of a class, by name and context (Load, Store or Del)."""
-    del module  # for which `once` keeps the result
-    attributes: dict[tuple[str, type], list[ast.Attribute]] = {}
-    for node in ast.walk(owner):
-        if isinstance(node, ast.Attribute) and is_self(node):
-            attributes.setdefault((node.attr, node.ctx.__class__), []).append(node)
-    return attributes
+                yield from module.self_attributes(owner, target.attr, ast.Load)
 
 
 _ALIASES = 8  # the longest chain `g = f; h = g` that is followed
@@ -186,8 +159,8 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
         if isinstance(fun, scopes.Function):
             return fun
         if isinstance(fun, ast.Attribute):  # `self.method`
-            owner = module.class_of(fun)
-            if owner is None or not is_self(fun) or module.attribute_values(fun):
+            owner = module.class_of_self(fun)
+            if owner is None or module.attribute_values(fun):
                 return None
             methods: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
             return methods[0].node if [method.kind for method in methods] == ["def"] else None

@@ -71,7 +71,6 @@ class Scopes:
     of: dict[ast.AST, NameScope]  # by the node that makes it
     nodes: list[Any]  # all but names
     parents: dict[Any, Any]  # the node around each node but the module
-    attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     scope_of: dict[ast.AST, NameScope]  # of defaults, decorators, ...; a cache for other nodes
     _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
 
@@ -168,7 +167,7 @@ def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
     are dropped.
     """
     module = NameScope(tree, None)
-    scopes = Scopes(module, [module], {tree: module}, [], {}, [], {tree: module})
+    scopes = Scopes(module, [module], {tree: module}, [], {}, {tree: module})
     walk = _Walk(scopes, is_whole=is_whole)
     walk.see([tree])
     while walk.waiting:
@@ -295,11 +294,8 @@ def _bind_import(walk: _Walk, node: ast.alias) -> None:
 def _bind_targets(walk: _Walk, node: Any) -> None:
     """Bind the targets of `a = b.c = value`, `a: T = value`; `a: T` binds nothing."""
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, ast.Name):
-            if node.value is not None:
-                walk.scope.bind(target.id, Binding("assign", node, node.value))
-        elif isinstance(target, ast.Attribute) and node.value is not None:
-            walk.scopes.attribute_stores.append((target, node.value))
+        if isinstance(target, ast.Name) and node.value is not None:
+            walk.scope.bind(target.id, Binding("assign", node, node.value))
 
 
 def _bind_walrus(walk: _Walk, node: ast.NamedExpr) -> None:

@@ -312,26 +312,39 @@ class Module:
             return ()
         return self._reaching.reads_of(scope, name, binding)
 
-    @functools.cached_property
-    def _attributes(self) -> dict[tuple[ast.ClassDef, str], list[ast.expr]]:
-        """The values that each class assigns to `self.x`, by class and "x"."""
-        by_attribute: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
-        for target, value in self.scopes.attribute_stores:
-            owner = self._owner(target)
-            if owner is not None:
-                by_attribute.setdefault((owner, target.attr), []).append(value)
-        return by_attribute
-
-    def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
+    def class_of_self(self, node: ast.Attribute) -> ast.ClassDef | None:
         """Return the class around `self.x`; None for an attribute of anything else."""
         is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
         return self.class_of(node) if is_self else None
 
+    @functools.cached_property
+    def _self_attributes(self) -> dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]]:
+        """Every `self.x` by its class, "x" and context (Load, Store or Del), in order."""
+        by_name: dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]] = {}
+        for node in sorted(self.nodes(ast.Attribute), key=scopes.place):
+            owner = self.class_of_self(node)
+            if owner is not None:
+                by_name.setdefault((owner, node.attr, node.ctx.__class__), []).append(node)
+        return by_name
+
+    def self_attributes(
+        self, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
+    ) -> list[ast.Attribute]:
+        """Return all reads, or stores, of `self.name` in a class; [] for more than LIMIT stores."""
+        attributes = self._self_attributes.get((owner, name, context), [])
+        return attributes if len(attributes) <= LIMIT or context is ast.Load else []
+
     def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
-        """Return all values that the class gives to `self.x`; none if there are too many."""
-        owner = self._owner(node)
-        values = [] if owner is None else self._attributes.get((owner, node.attr), [])
-        return values if len(values) <= LIMIT else []
+        """Return all values that the class assigns to `self.x`; none if there are too many."""
+        owner = self.class_of_self(node)
+        stores = [] if owner is None else self.self_attributes(owner, node.attr, ast.Store)
+        assignments = (self.parent(store) for store in stores)
+        values = (
+            assignment.value
+            for assignment in assignments
+            if isinstance(assignment, ast.Assign | ast.AnnAssign)
+        )
+        return [value for value in values if value is not None]
 
     def values(self, node: ast.expr) -> list[ast.expr] | None:
         """Return the values that a name or `self.x` may have where it is read.

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import functions, pmaps, scopes
+from jax_dist.lint.model import functions, scopes
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
@@ -159,10 +159,10 @@ class Values:
                 return parent if is_plain else node  # as bindings have it
             bindings = self._module.reaching(node)
             return bindings[0].node if bindings else None
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = self._module.class_of(node)
-            if owner is not None and node.value.id == "self":
-                is_read = pmaps.self_attributes(self._module, owner, node.attr, ast.Load)
+        if isinstance(node, ast.Attribute):
+            owner = self._module.class_of_self(node)
+            if owner is not None:
+                is_read = self._module.self_attributes(owner, node.attr, ast.Load)
                 return ("field", owner, node.attr) if is_read else None
         return None
 
@@ -217,9 +217,9 @@ class Values:
         """Record the definitions and uses of one key; `node` is a name or field that has it."""
         if isinstance(key, tuple):
             _, owner, name = key
-            for target in pmaps.self_attributes(self._module, owner, name, ast.Store):
+            for target in self._module.self_attributes(owner, name, ast.Store):
                 self._define_target(key, target)
-            for load in pmaps.self_attributes(self._module, owner, name, ast.Load):
+            for load in self._module.self_attributes(owner, name, ast.Load):
                 self._use(key, load)
             return
         module = self._module
