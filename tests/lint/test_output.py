@@ -46,7 +46,7 @@ def test_text():
         ("x = '世界', jax.pmap(f)", "2 | x = '世界', jax.pmap(f)\n  |             ^^^^^^^^\n"),
         ("x = '\x1b', jax.pmap(f)", "2 | x = '�', jax.pmap(f)\n  |          ^^^^^^^^\n"),
         (
-            f"x = '{'a' * 150}', jax.pmap(f)",
+            f"x = '{'a' * 200}', jax.pmap(f)",
             "2 | …jax.pmap(f)\n  |  ^^^^^^^^\n",
         ),
     ],

@@ -17,7 +17,9 @@ _DEEPEST = 12  # folders between a file and the root of its project
 # What follows "import", and what precedes "=" or ":": only such names can be aliases of names in
 # other files. All others are of the file's own functions and classes.
 _IMPORTS = re.compile(rb"import\b[^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*(?:\([^)#]*(?:#.*[^)#]*)*\))?")
-_ASSIGNED = re.compile(rb"\b(\w+)[ \t]*[:=](?!=)")
+_ASSIGNED = re.compile(
+    rb"(?m)^[ \t]*(\w+)(?:[ \t]*:[^=\n]*)?[ \t]*=[ \t]*(?:[\w.]+[ \t]*(?:#.*)?$|[\w.]*\bpartial\()"
+)
 
 
 class Project:

@@ -92,8 +92,10 @@ class Scopes:
 
     def scope(self, node: ast.AST) -> NameScope:
         """Return the scope in which the node's names are looked up."""
-        path: list[ast.AST] = []
         scope = self.scope_of.get(node)
+        if scope is not None:
+            return scope
+        path: list[ast.AST] = []
         while scope is None:
             path.append(node)
             node = self.parents[node]

@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
 
-_LONGEST_LINE = 1000  # bytes; of a longer line, a finding keeps a part
-
 
 class UnreadableError(ValueError):
     """A file whose bytes are not text in the encoding that it declares."""
@@ -76,18 +74,19 @@ class Source:
         """The offsets of the bytes that continue a character, and so are no column."""
         return [match.start() for match in re.finditer(rb"[\x80-\xbf]", self.code)]
 
-    def line_text(self, offset: int) -> str:
+    def line_text(self, offset: int, longest: int = 1000) -> str:
         """Return the line that holds `offset`, without its end.
 
-        Of one longer than `_LONGEST_LINE`, return "…" and the part that begins at `offset`.
+        Of one with more bytes than `longest`, return "…" and the part that begins at `offset`.
         """
         row = self.row(offset)
         start = self.line_starts[row]
         end = self.line_starts[row + 1] if row + 1 < len(self.line_starts) else len(self.code)
-        if end - start <= _LONGEST_LINE:
-            return self.code[start:end].decode("utf-8", "replace").rstrip("\r\n")
-        part = self.code[offset : min(end, offset + _LONGEST_LINE)]
-        return "…" + part.decode("utf-8", "ignore").rstrip("\r\n")
+        is_long = end - start > longest
+        if is_long:
+            start, end = offset, min(end, offset + longest)
+        text = self.code[start:end].decode("utf-8", "ignore").rstrip("\r\n")
+        return f"…{text}" if is_long else text
 
     def written(self, code: bytes) -> bytes:
         """Return the file's bytes once `code` is in the place of its code."""

@@ -16,8 +16,6 @@ _IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
 _INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
 # Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
 _LIBRARIES = (b"jax", b"pmap", b"flax")
-_PUBLIC_IMPORT = re.compile(rb"import[ \t]+jax\b(?!\._src)|from[ \t]+jax(?:\.(?!_src)|[ \t])")
-_WRAPPERS = frozenset((b"flax", b"equinox", b"jax_dist"))
 
 
 class Words:
@@ -31,9 +29,9 @@ class Words:
         """All words, each once."""
         return frozenset(self.data.translate(_BLANKS).split())
 
-    def hold(self, *phrases: bytes) -> bool:
-        """Return whether the file has any of these phrases."""
-        return any(phrase in self.data for phrase in phrases)
+    def hold(self, *words: bytes) -> bool:
+        """Return whether the file has any of these words."""
+        return not self.all.isdisjoint(words)
 
     @functools.cached_property
     def imported(self) -> dict[bytes, set[bytes]]:
@@ -50,7 +48,7 @@ class Words:
         """Return whether the code may use or import a dotted name, as `jax.core.Primitive`."""
         home, _, last = name.rpartition(b".")
         forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(home))
-        return name in self.imported or self.hold(*forms)
+        return name in self.imported or any(form in self.data for form in forms)
 
     def _spellings(self, module: bytes) -> set[bytes]:
         """Return how the code may write a module: in full, as it is imported, or its last part."""
@@ -62,11 +60,8 @@ class Words:
 
     @functools.cached_property
     def may_use_jax(self) -> bool:
-        """True if the file may use public names of jax; most modules of jax itself do not."""
-        if not self.hold(*_LIBRARIES):
-            return False
-        is_internal = b"_src" in self.all and _WRAPPERS.isdisjoint(self.all)
-        return not is_internal or _PUBLIC_IMPORT.search(self.data) is not None
+        """True if the file may import jax, or a library that has the functions of jax."""
+        return any(library in self.data for library in _LIBRARIES)
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,8 @@ __all__ = ["Edit", "Findings", "Fix", "Found", "Module", "Rule", "Safety", "Vers
 
 Version: TypeAlias = tuple[int, ...]
 
+_LONGEST_LINE = 200  # bytes of a source line in a report
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
@@ -63,5 +65,5 @@ class Rule:
     ) -> Finding:
         """Return a finding of this rule at the bytes `span` of a file."""
         start, end = map(source.position, span)
-        text = source.line_text(span[0])
+        text = source.line_text(span[0], longest=_LONGEST_LINE)
         return Finding(source.path, self.code, self.name, message, start, end, span, text, fix)

@@ -21,7 +21,7 @@ _MODULE = "jax.experimental.compilation_cache.compilation_cache"
     instead="jax.config.update('jax_compilation_cache_dir', os.path.expanduser('~/.cache/jax'))\n"
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)",
     fix="unsafe",
-    triggers=(_DIR.encode(), b"compilation_cache."),
+    triggers=(_DIR.encode(), b"compilation_cache"),
 )
 def cache_config(module: Module) -> Findings:
     has_time = any(name.encode() in module.source.code for name in (_TIME, _TIME.upper()))

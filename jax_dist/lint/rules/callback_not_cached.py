@@ -15,7 +15,7 @@ _CALLBACKS += ("jax.debug.callback", "jax.debug.print")
     "every process compiles it again (0 entries on jax 0.10.2, 1 on 0.12.0.1). "
     "https://github.com/jax-ml/jax/pull/38405",
     instead="Return the value, and print it outside of the program.",
-    triggers=(b"_callback", b"debug.print", b"debug.callback", b"import debug"),
+    triggers=(b"pure_callback", b"io_callback", b"debug"),
     default=False,
 )
 def callback_not_cached(module: Module) -> Findings:

@@ -37,7 +37,7 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
     "batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)\n"
     "# together with the mapped functions: jax-dist migrate --to shard_map changes them",
     triggers=(b"local_device_count", b"jax_utils", b"prefetch_to_device", b"pad_shard_unpad")
-    + (b"pmap", b"common_utils.shard", b"common_utils import", b"common_utils as"),
+    + (b"pmap", b"common_utils"),
     since=(0, 8, 0),
 )
 def fake_device_axis(module: Module) -> Findings:

@@ -21,7 +21,7 @@ def _may_match(words: Words) -> bool:
     """Return whether a file mentions pmap or shard_map, or has a jit in a loop."""
     if words.hold(*traced.TRIGGERS):
         return True
-    return words.hold(b"jit(") and _IN_LOOP.search(words.data) is not None
+    return words.hold(b"jit") and _IN_LOOP.search(words.data) is not None
 
 
 @Rule(

@@ -29,7 +29,7 @@ OF_LIBRARIES = {
     instead="`jax-dist migrate` rewrites pmap together with all that belongs to it, to "
     "`jax_dist.pmap` or to plain JAX.\n"
     "https://docs.jax.dev/en/latest/migrate_pmap.html",
-    triggers=(b"pmap",),
+    triggers=(b"pmap", b"filter_pmap"),
 )
 def pmap_call(module: Module) -> Findings:
     for site in pmaps.sites(module, pmaps.PMAP):
