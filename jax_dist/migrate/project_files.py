@@ -25,7 +25,7 @@ class ProjectFiles:
         """Return the file that defines a dotted name, and the node that does; or None and None."""
         home, _, name = dotted.rpartition(".")
         path = self.project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
-        other = self.project.opened(path, is_whole=True) if home and path else None
+        other = self.project.opened(path) if home and path else None
         bindings = other.scopes.module.bindings.get(name, ()) if other else ()
         return (other, bindings[0].node) if len(bindings) == 1 else (None, None)
 

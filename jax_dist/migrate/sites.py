@@ -45,10 +45,12 @@ def is_vendored(dotted: str) -> bool:
 
 def _vendored_names(module: Module, function: str) -> Iterator[str]:
     """Yield the names by which a file's imports of a vendored module mean its `function`."""
-    for _, _, binding in module.imports():
-        home, _, name = binding.target.rpartition(".")
-        if name == function and is_vendored(binding.target):
-            yield binding.target
-            yield module.absolute(binding.target)
-        elif is_home(binding.target):
-            yield f"{module.absolute(binding.target)}.{function}"
+    all_bindings = (bindings for scope in module.scopes.all for bindings in scope.bindings.values())
+    targets = (binding.target for bindings in all_bindings for binding in bindings)
+    for target in filter(None, targets):  # of imports
+        home, _, name = target.rpartition(".")
+        if name == function and is_vendored(target):
+            yield target
+            yield module.absolute(target)
+        elif is_home(target):
+            yield f"{module.absolute(target)}.{function}"

@@ -4,8 +4,13 @@ import pathlib
 import sys
 import textwrap
 
+import rule_cases
+
+from jax_dist.lint.engine import linter
 from jax_dist.lint.engine.linter import RULES
-from jax_dist.lint.rules import Rule
+from jax_dist.lint.model import sources
+from jax_dist.lint.model.project import Project
+from jax_dist.lint.rules import Rule, Safety
 
 _HEAD = """\
 # Lint rules
@@ -28,7 +33,17 @@ def text() -> str:
 
 def _row(rule: Rule) -> str:
     off = "" if rule.default else ", off"
-    return f"| [{rule.code}](#{_anchor(rule)}) {rule.name} | {rule.fix}{off} |"
+    return f"| [{rule.code}](#{_anchor(rule)}) {rule.name} | {_least_safe_fix(rule)}{off} |"
+
+
+def _least_safe_fix(rule: Rule) -> str:
+    """Return "unsafe", "safe" or "none": the fixes in the cases of the rule."""
+    cases = rule_cases.by_code().get(rule.code, ())
+    texts = [case.before for case in cases if isinstance(case, rule_cases.Fixed)]
+    modules = [Project().module(sources.read("case.py", text.encode())) for text in texts]
+    codes = frozenset((rule.code,))
+    safeties = {f.safety for module in modules for f in linter.check_module(module, codes)}
+    return next((str(each) for each in (Safety.UNSAFE, Safety.SAFE) if each in safeties), "none")
 
 
 def _anchor(rule: Rule) -> str:

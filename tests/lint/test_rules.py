@@ -103,15 +103,6 @@ def test_each_rule_has_cases_in_order(rule):
     assert kinds == sorted(kinds, key=(Negative, Positive, Fixed).index)
 
 
-@pytest.mark.parametrize("rule", _CHECKED, ids=lambda rule: rule.code)
-def test_each_rule_says_how_safe_its_fixes_are(rule):
-    texts = [case.before for case in _CASES[rule.code] if isinstance(case, Fixed)]
-    safeties = {finding.safety for text in texts for finding in _lint(rule.code, text)}
-
-    least = next((each for each in (Safety.UNSAFE, Safety.SAFE) if each in safeties), "none")
-    assert rule.fix == str(least)
-
-
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.code)
 def test_each_rule_stands_in_a_file_of_its_name_and_explains_itself_briefly(rule):
     module = sys.modules[rule.check.__module__]
@@ -156,7 +147,7 @@ _NEW_RULE = """
 from jax_dist.lint.rules import Found, Rule
 
 
-@Rule("JXD999", "no-tan", what="W.", why="W.", instead="x", triggers=(b"tan",))
+@Rule("JXD999", what="W.", why="W.", instead="x", triggers=(b"tan",))
 def no_tan(module):
     for call in module.calls("jax.numpy.tan"):
         yield Found(call, "tan is steep")

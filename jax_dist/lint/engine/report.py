@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +94,7 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
     if (end.cell, end.line) != (start.cell, start.line):  # it goes on below this line
         last = len(text)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
-    return before + marked + after, _width(before), max(_width(marked), 1)
+    return before + marked + after, len(before), max(len(marked), 1)
 
 
 def _visible(text: str) -> str:
@@ -104,13 +103,6 @@ def _visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def _width(text: str) -> int:
-    """Return the columns that a text takes on a terminal: two for a wide character."""
-    if text.isascii():
-        return len(text)
-    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _command(finding: Finding) -> str:

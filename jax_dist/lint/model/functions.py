@@ -1,4 +1,4 @@
-"""The functions of a file: who calls them and with what, what they return, how values unpack."""
+"""The functions of a file: who reads them, what they return, how values unpack."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -11,59 +11,16 @@ from jax_dist.lint.model.semantic_model import Module
 def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
     """Return the expressions that read a function by its name; None if it has none of its own.
 
-    A method is read as `self.name` in its class. A lambda has the name that it is assigned to. A
-    name that is bound more than once belongs to no function.
+    A method is read as `self.name` in its class. A lambda has no name, and a name that is bound
+    more than once belongs to no function.
     """
-    owner = module.parent(function)
     if isinstance(function, ast.Lambda):
-        if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
-            return None
-        scope, name = module.scope(owner), owner.targets[0].id
-    else:
-        scope, name = module.scope(function), function.name
+        return None
+    owner, scope = module.parent(function), module.scope(function)
     if isinstance(owner, ast.ClassDef):
-        return module.self_attributes(owner, name, ast.Load)
-    return module.reads(scope, name) if len(scope.bindings.get(name, ())) == 1 else None
-
-
-def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Return every call of a function in this file; None if other code may call it too.
-
-    That is so if it is decorated, has no name of its own, or is passed on as a value.
-    """
-    if getattr(function, "decorator_list", ()):
-        return None
-    function_reads = reads(module, function)
-    if function_reads is None:
-        return None
-    calls = [call for call in map(module.call_of, function_reads) if call is not None]
-    return calls if len(calls) == len(function_reads) else None
-
-
-def argument_of(
-    module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
-) -> ast.expr | None:
-    """Return what a call passes for `parameter`, or else its default.
-
-    None if it has neither, or if `*args` or `**kwargs` may hold it.
-    """
-    signature = function.args
-    named = [*signature.posonlyargs, *signature.args]
-    is_method = isinstance(module.parent(function), ast.ClassDef)
-    positional = named[1:] if is_method else named  # `self` is not passed
-    for keyword in call.keywords:
-        if keyword.arg == parameter.arg:
-            return keyword.value
-    for position, argument in enumerate(call.args):
-        if isinstance(argument, ast.Starred):
-            return None
-        if position < len(positional) and positional[position] is parameter:
-            return argument
-    if any(keyword.arg is None for keyword in call.keywords):
-        return None
-    with_default = named[len(named) - len(signature.defaults) :] + signature.kwonlyargs
-    defaults = [*signature.defaults, *signature.kw_defaults]
-    return dict(zip(with_default, defaults, strict=True)).get(parameter)
+        return module.self_attributes(owner, function.name, ast.Load)
+    is_only_one = len(scope.bindings.get(function.name, ())) == 1
+    return module.reads(scope, function.name) if is_only_one else None
 
 
 def returned(function: scopes.Function) -> list[ast.expr]:
@@ -119,18 +76,18 @@ TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkp
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
     """Return the item of a tuple, list or dict literal at the first step of a path; else None."""
-    if not path:
-        return None
-    step = path[0]
-    if isinstance(node, ast.Tuple | ast.List) and isinstance(step, int):
-        if any(isinstance(element, ast.Starred) for element in node.elts):
-            return None
-        return node.elts[step] if -len(node.elts) <= step < len(node.elts) else None
+    step = path[0] if path else None
     if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == step:
-                return value
-    return None
+        items = zip(node.keys, node.values, strict=True)
+        values = (
+            value for key, value in items if isinstance(key, ast.Constant) and key.value == step
+        )
+        return next(values, None)
+    if not isinstance(node, ast.Tuple | ast.List) or not isinstance(step, int):
+        return None
+    is_starred = any(isinstance(element, ast.Starred) for element in node.elts)
+    is_inside = -len(node.elts) <= step < len(node.elts)
+    return node.elts[step] if is_inside and not is_starred else None
 
 
 def unpacked(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:

@@ -104,19 +104,14 @@ def _is_import(statement: ast.stmt) -> bool:
 
 def _binds_jax(statement: ast.stmt) -> bool:
     """Return whether a statement imports jax as the module runs: not for type checkers only."""
-    waiting: list[ast.AST] = [statement]
-    for node in waiting:
-        if isinstance(node, _IMPORTS):
-            is_from = isinstance(node, ast.ImportFrom)
-            names = [_name(node)] if is_from else [alias.name for alias in node.names]
-            if any(name.partition(".")[0] in _HOSTS for name in names):
-                return True
-            continue
-        is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr)
-        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not is_later and not is_for_types:
-            waiting += ast.iter_child_nodes(node)
-    return False
+    is_later = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    is_for_types = isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test)
+    if is_later or is_for_types:
+        return False
+    imports = [node for node in ast.walk(statement) if isinstance(node, _IMPORTS)]
+    aliases = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    names = [*map(_name, imports), *(alias.name for alias in aliases)]
+    return any(name.partition(".")[0] in _HOSTS for name in names)
 
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:

@@ -14,11 +14,10 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
 _DEEPEST = 12  # folders between a file and the root of its project
-# What follows "import", and what precedes "=" or ":": only such names can be aliases of names in
-# other files. All others are of the file's own functions and classes.
-_IMPORTS = re.compile(rb"import\b[^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*(?:\([^)#]*(?:#.*[^)#]*)*\))?")
-_ASSIGNED = re.compile(
-    rb"(?m)^[ \t]*(\w+)(?:[ \t]*:[^=\n]*)?[ \t]*=[ \t]*(?:[\w.]+[ \t]*(?:#.*)?$|[\w.]*\bpartial\()"
+# Names that a file defines itself are no aliases: `def f`, `class A`, and `x = 3` but not `x = y`.
+_DEFINED = re.compile(
+    rb"(?m)^(?:(?:async )?def|class)[ \t]+(\w+)"
+    rb"|^(\w+)[ \t]*=(?![ \t]*(?:[\w.]+[ \t]*(?:#.*)?$|[\w.]*partial\())"
 )
 
 
@@ -30,21 +29,21 @@ class Project:
         self._meanings: dict[tuple[str, str], Meaning | None] = {}
         self._home = functools.cache(_home)
         self._is_package = functools.cache(_is_package)
-        self._bound = functools.lru_cache(64)(_bound_words)
+        self._defined = functools.lru_cache(64)(_defined_names)
         self.file: Callable[[str, str], str | None] = functools.cache(self._file)
-        self.opened: Callable[..., Module | None] = functools.lru_cache(32)(self._open)
+        self.opened: Callable[[str], Module | None] = functools.lru_cache(8)(self._open)
 
-    def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
-        """Parse one file; raise ParseError if Python cannot. `is_whole` is as for `Module`."""
+    def module(self, source: sources.Source) -> Module:
+        """Parse one file; raise ParseError if Python cannot."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name, elsewhere = self.dotted_name(path), lambda name: self.meaning(name, folder)
-        return Module(source, name, elsewhere, is_whole=is_whole)
+        return Module(source, name, elsewhere)
 
-    def _open(self, path: str, *, is_whole: bool = False) -> Module | None:
-        """Return a file, without function bodies unless `is_whole`; None if it cannot be parsed."""
+    def _open(self, path: str) -> Module | None:
+        """Return another file of the project; None if it cannot be read or parsed."""
         with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
-            return self.module(sources.read(path, sources.read_bytes(path)), is_whole=is_whole)
+            return self.module(sources.read(path, sources.read_bytes(path)))
         return None
 
     def dotted_name(self, path: str) -> str:
@@ -72,7 +71,7 @@ class Project:
             self._meanings[key] = None  # ends a circle of imports
             base, _, attribute = name.rpartition(".")
             home = self._meaning_in(path, base) if base else None
-            if not base and name.encode() in self._bound(path):  # else it need not be parsed
+            if not base and name.encode() not in self._defined(path):  # else it need not be parsed
                 module = self.opened(path)
                 if module is not None:
                     self._meanings[key] = module.meaning_of_name(module.scopes.module, name)
@@ -115,11 +114,8 @@ def _top_of(path: str) -> str:
     return [folder, *filter(sources.is_project, sources.folders_above(folder))][-1]
 
 
-def _bound_words(path: str) -> frozenset[bytes]:
-    """Return the words of a file that may be aliases: those it imports or assigns."""
-    try:
-        data = sources.read_bytes(path)
-    except OSError:
-        return frozenset()
-    imports = b" ".join(_IMPORTS.findall(data))
-    return frozenset((*re.findall(rb"\w+", imports), *_ASSIGNED.findall(data)))
+def _defined_names(path: str) -> frozenset[bytes]:
+    """Return the names of a file's functions, classes and values, as far as its text shows them."""
+    with contextlib.suppress(OSError):
+        return frozenset(filter(None, itertools.chain(*_DEFINED.findall(sources.read_bytes(path)))))
+    return frozenset()

@@ -162,15 +162,11 @@ _FIELDS[ast.comprehension] = ("target", "ifs")
 _BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # `_BINDERS` bind their targets
 
 
-def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
-    """Return the scopes of a file, in one pass over its nodes.
-
-    If not `is_whole`, only those of the module's own level; the bodies of its functions and classes
-    are dropped.
-    """
+def build(tree: ast.Module) -> Scopes:
+    """Return the scopes of a file, in one pass over its nodes."""
     module = NameScope(tree, None)
     scopes = Scopes(module, [module], {tree: module}, [], {}, {tree: module})
-    walk = _Walk(scopes, is_whole=is_whole)
+    walk = _Walk(scopes)
     walk.see([tree])
     while walk.waiting:
         walk.scope, nodes = walk.waiting.pop()
@@ -188,11 +184,10 @@ def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
 class _Walk:
     """The one pass over a tree: a scope at a time, while those within it wait."""
 
-    def __init__(self, scopes: Scopes, *, is_whole: bool):
+    def __init__(self, scopes: Scopes):
         self.scopes = scopes
         self.scope: NameScope = scopes.module
         self.waiting: list[tuple[NameScope, list[Any]]] = []
-        self._is_whole = is_whole
 
     def see(self, nodes: list[Any]) -> None:
         """Record what `nodes`, a stack that this empties, and all below them bind and read."""
@@ -240,10 +235,7 @@ class _Walk:
         other_loops = getattr(node, "generators", ())[1:]
         self.scopes.parents.update((generator.iter, generator) for generator in other_loops)
         inside = [generator.iter for generator in other_loops]
-        if self._is_whole:
-            self.waiting.append((scope, inside))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            node.body.clear()  # its memory is free now
+        self.waiting.append((scope, inside))
         return inside
 
 

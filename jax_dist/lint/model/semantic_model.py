@@ -44,7 +44,6 @@ class Module:
       source: the text; ParseError is raised if Python cannot parse it.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
-      is_whole: whether more than the module's own level is looked at.
     """
 
     def __init__(
@@ -52,13 +51,11 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
-        *,
-        is_whole: bool = True,
     ):
         self.source = source
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
-        self.scopes: scopes.Scopes = scopes.build(self.tree, is_whole=is_whole)
+        self.scopes: scopes.Scopes = scopes.build(self.tree)
         self.scope: Callable[[ast.AST], NameScope] = self.scopes.scope
         self.statement: Callable[[ast.AST], ast.stmt] = self.scopes.statement
         self.ancestors: Callable[[ast.AST], Iterator[ast.AST]] = self.scopes.ancestors
@@ -292,14 +289,6 @@ class Module:
         """Return every call of what means one of `names`, in order; not through partials."""
         calls = map(self.call_of, self.uses(*names))
         return [call for call in calls if call is not None and self.qualified_name(call.func)]
-
-    def imports(self) -> Iterator[tuple[NameScope, str, Binding]]:
-        """Yield `(scope, name, binding)` of every import; `binding.target` is what it means."""
-        for scope in self.scopes.all:
-            for name, bindings in scope.bindings.items():
-                for binding in bindings:
-                    if binding.kind == "import":
-                        yield scope, name, binding
 
     def reads(self, scope: NameScope, name: str) -> list[ast.Name]:
         """Return every load of what `scope` binds to `name`, in order."""

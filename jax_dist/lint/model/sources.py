@@ -152,34 +152,24 @@ class Patterns:
     folder: str
 
     def match(self, path: str, name: str = "") -> bool:
-        """Return whether a pattern matches a path.
+        """Return whether a pattern matches a path, or a folder above it.
 
-        `name` is its last part, if the folders above are known not to match; "": check all parts.
+        `name` is its last part, if the names of the folders above need not be checked.
         """
-        if name and not self._places.pattern:
-            return bool(self._names.fullmatch(name))
+        of_names, of_places = self._expressions
         parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
-        if any(map(self._names.fullmatch, [name] if name else parts)):
-            return True
-        return any(map(self._places.fullmatch, itertools.accumulate(parts, "{}/{}".format)))
+        places = itertools.accumulate(parts, "{}/{}".format)
+        names = [name] if name else parts
+        return any(map(of_names.fullmatch, names)) or any(map(of_places.fullmatch, places))
 
     @functools.cached_property
-    def _names(self) -> re.Pattern[str]:
-        """The patterns without a slash, as one expression."""
-        texts = [text for text in map(_tidy, self.texts) if "/" not in text]
-        return re.compile("|".join(map(fnmatch.translate, texts)))
-
-    @functools.cached_property
-    def _places(self) -> re.Pattern[str]:
-        """The patterns with a slash, as one expression."""
-        texts = [text for text in map(_tidy, self.texts) if "/" in text]
-        return re.compile("|".join(map(fnmatch.translate, texts)))
-
-
-def _tidy(text: str) -> str:
-    """Return a pattern without what does not change its meaning: `./docs/` becomes `docs`."""
-    text = text.replace("\\", "/").rstrip("/")
-    return text.removeprefix("./").removeprefix("**/")
+    def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The patterns without a slash, and those with one, as an expression each."""
+        texts = [text.replace("\\", "/").rstrip("/").removeprefix("./") for text in self.texts]
+        texts = [text.removeprefix("**/") for text in texts]
+        of_names = [fnmatch.translate(text) for text in texts if "/" not in text]
+        of_places = [fnmatch.translate(text) for text in texts if "/" in text]
+        return re.compile("|".join(of_names)), re.compile("|".join(of_places))
 
 
 _NOT_OURS = """

@@ -5,7 +5,6 @@ import re
 
 # A table for `bytes.translate`: blanks for all but letters, digits, underscores and non-ASCII.
 _BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
-_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # `from a.b import c, d`, over several lines too, with what the names are.
 _FROM = re.compile(
     rb"from[ \t]+((?:jax|flax)[\w.]*)[ \t]+import\b([^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*"
@@ -67,5 +66,4 @@ class Words:
 @functools.lru_cache(maxsize=1)
 def words_of(data: bytes) -> Words:
     """Return the words of a file; those of the last file are kept, for all rules ask for them."""
-    is_notebook = data[:9].lstrip(_BEFORE_JSON).startswith(b"{")
-    return Words(data.replace(b"\\n", b"\n") if is_notebook else data)
+    return Words(data)

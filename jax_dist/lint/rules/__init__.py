@@ -7,7 +7,7 @@ files of this folder, and takes each `Rule` in them.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist.lint.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
@@ -39,20 +39,23 @@ class Rule:
     """A check, the function that it decorates, and the texts that explain it in docs/rules.md."""
 
     code: Code
-    name: str
     _: dataclasses.KW_ONLY
     what: str  # what it finds
     why: str  # what that costs, with the versions that were measured
     instead: str  # what to write
     # Words, or a condition on the words of a file; a file that does not match is not parsed.
     triggers: tuple[bytes, ...] | Callable[[Words], bool]
-    fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
     default: bool = True  # False: only where asked for, because it can only say "may"
     since: Version = (0,)  # silent in projects that must run on a jax older than this
     check: Callable[[Module], Findings] = lambda _: iter(())
 
     def __call__(self, check: Callable[[Module], Findings]) -> "Rule":
         return dataclasses.replace(self, check=check)
+
+    @property
+    def name(self) -> str:
+        """The name of its function, with hyphens: "pmap-call"."""
+        return self.check.__name__.replace("_", "-")
 
     def may_match(self, words: Words) -> bool:
         """Return whether a file with these words may have findings of this rule."""

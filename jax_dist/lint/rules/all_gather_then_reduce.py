@@ -9,14 +9,12 @@ _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 @Rule(
     "JXD301",
-    "all-gather-then-reduce",
     what="`jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
-    "dimension or over all dimensions, by mean, sum, max or min.",
+    "dimension, by mean, sum, max or min.",
     why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB "
     "of temporary memory on each where the reduction needs none (f32[1,256,256] blocks, 8 "
     "simulated devices, jax 0.10.2). The fix is unsafe: the last digits may change.",
     instead="mean = jax.lax.pmean(x, 'i')",
-    fix="unsafe",
     triggers=(b"all_gather",),
 )
 def all_gather_then_reduce(module: Module) -> Findings:
@@ -27,20 +25,16 @@ def all_gather_then_reduce(module: Module) -> Findings:
         has_two = len(gather.args) + len(gather.keywords) == 2
         is_plain = has_two and names <= {"x", "axis_name"} and not is_starred
         reduction = _reduction(module, gather) if is_plain else None
-        if reduction is None:
-            continue
-        call, name, over_all = reduction
-        over = "all dimensions" if over_all else "the gathered dimension"
-        message = f"all_gather, then {name} over {over}, is {_REDUCTIONS[name]}"
-        if over_all:
-            message += f" before {name}"
-        yield Found(call, message, _fix(module, gather, call, name, over_all=over_all))
+        if reduction is not None:
+            call, name = reduction
+            message = f"all_gather, then {name} over the gathered dimension, is {_REDUCTIONS[name]}"
+            yield Found(call, message, _fix(module, gather, call, name))
 
 
-def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] | None:
-    """Return `(call, "mean", is_over_all)` of `gather(...).mean()`, `jnp.mean(gather(...))`.
+def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str] | None:
+    """Return `(call, "mean")` of `gather(...).mean(0)` and of `jnp.mean(gather(...), axis=0)`.
 
-    None if no reduction is right around the gather, or it has other options than axis=0.
+    None if there is no such reduction around the gather, or it has other arguments.
     """
     match module.parent(gather):
         case ast.Attribute(attr=name) as method:
@@ -53,31 +47,23 @@ def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] |
             return None
     if call is None or name not in _REDUCTIONS:
         return None
-    keywords = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
-    axes = [*axes, *keywords]
-    if len(keywords) != len(call.keywords) or len(axes) > 1:
-        return None
-    if axes and ast.unparse(axes[0]) != "0":
-        return None
-    return call, name, not axes
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
+    axes = [ast.unparse(axis) for axis in (*axes, *named)]
+    return (call, name) if axes == ["0"] and len(named) == len(call.keywords) else None
 
 
-def _fix(
-    module: Module, gather: ast.Call, call: ast.Call, name: str, *, over_all: bool
-) -> Fix | None:
+def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str) -> Fix | None:
     """Return the fix that makes the gather a psum or the like, without the reduction around it.
 
-    A reduction over all dimensions stays. None if parentheses are in the way.
+    None if parentheses are in the way.
     """
     reduction = f"jax.lax.{_REDUCTIONS[name]}"
     reduced, imports = module.name_for(reduction, call)
-    edits = [Edit(*module.span(gather.func), reduced)]
-    if not over_all:
-        (start, end), (inner_start, inner_end) = module.span(call), module.span(gather)
-        is_method = isinstance(call.func, ast.Attribute) and call.func.value is gather
-        if is_method and inner_start > start:
-            return None  # a parenthesis around the gather
-        edits.append(Edit(inner_end, end, ""))
-        if inner_start > start:
-            edits.append(Edit(start, inner_start, ""))
+    (start, end), (inner_start, inner_end) = module.span(call), module.span(gather)
+    is_method = isinstance(call.func, ast.Attribute) and call.func.value is gather
+    if is_method and inner_start > start:
+        return None  # a parenthesis around the gather
+    edits = [Edit(*module.span(gather.func), reduced), Edit(inner_end, end, "")]
+    if inner_start > start:
+        edits.append(Edit(start, inner_start, ""))
     return Fix(f"use {reduction}", Safety.UNSAFE, tuple(sorted(edits)), imports)

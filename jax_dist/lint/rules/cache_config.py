@@ -12,7 +12,6 @@ _MODULE = "jax.experimental.compilation_cache.compilation_cache"
 
 @Rule(
     "JXD406",
-    "cache-config",
     what="Code that sets the folder of the persistent compilation cache but leaves the minimum "
     "compile time at its default, and folders that anyone can write to.",
     why="By default only programs that took 1 second to compile are kept: 0 of 3 programs of a "
@@ -20,7 +19,6 @@ _MODULE = "jax.experimental.compilation_cache.compilation_cache"
     "The fix is unsafe: the folder grows.",
     instead="jax.config.update('jax_compilation_cache_dir', os.path.expanduser('~/.cache/jax'))\n"
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)",
-    fix="unsafe",
     triggers=(_DIR.encode(), b"compilation_cache"),
 )
 def cache_config(module: Module) -> Findings:

@@ -8,7 +8,6 @@ _CALLBACKS += ("jax.debug.callback", "jax.debug.print")
 
 @Rule(
     "JXD405",
-    "callback-not-cached",
     what="`jax.pure_callback`, `jax.experimental.io_callback`, `jax.debug.callback` and "
     "`jax.debug.print`.",
     why="Through jax 0.10.2 a program with a callback is never written to the persistent cache: "

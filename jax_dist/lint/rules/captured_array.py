@@ -22,7 +22,6 @@ _METHODS = {"reshape", "astype", "transpose", "copy"}
 
 @Rule(
     "JXD401",
-    "captured-array",
     what="Arrays that a function given to pmap, shard_map or jit captures instead of taking "
     "them as arguments, itself or in functions of the file that it calls: names and `self.` "
     "attributes with values of jax.numpy, NumPy, jax.random or device_put, of 1024 numbers or "

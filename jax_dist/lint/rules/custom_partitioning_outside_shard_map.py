@@ -11,7 +11,6 @@ _MAKERS += ("jax.experimental.custom_partitioning",)
 
 @Rule(
     "JXD402",
-    "custom-partitioning-outside-shard-map",
     what="Calls of a function made by `custom_partitioning`, inside a function that the file "
     "passes to jit and not to shard_map.",
     why="The program contains the address of a Python object, so its key in the persistent "

@@ -12,7 +12,6 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
 
 @Rule(
     "JXD105",
-    "experimental-shard-map",
     what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
     why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the mesh "
@@ -21,7 +20,6 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     "JXD303.",
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
-    fix="safe",
     triggers=(b"shard_map", b"check_rep"),
     since=(0, 6, 1),
 )

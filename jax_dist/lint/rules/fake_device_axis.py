@@ -25,14 +25,12 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
 
 @Rule(
     "JXD204",
-    "fake-device-axis",
     what="Arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
     "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, and "
     "Flax's `replicate`, `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
     why="Under `jit(shard_map)` a batch is one global array, and its spec says how it is "
     "sharded. One reshaped by hand has a dimension too many, and is moved between devices at "
-    "each call, or rejected, if it disagrees with the spec. A replicated array needs no dimension "
-    "for devices: with it, every shape that is saved, logged or compared is wrong by one.",
+    "each call, or rejected, if it disagrees with the spec. Replicated arrays need none.",
     instead="state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.P()))\n"
     "batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)\n"
     "# together with the mapped functions: jax-dist migrate --to shard_map changes them",

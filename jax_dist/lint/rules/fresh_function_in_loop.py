@@ -26,7 +26,6 @@ def _may_match(words: Words) -> bool:
 
 @Rule(
     "JXD407",
-    "fresh-function-in-loop",
     what="`pmap`, `jit` or `shard_map` of a new lambda, partial or def in a loop, where the result "
     "is called in the same iteration.",
     why="JAX keeps compiled programs by function, and each iteration makes a new one: the program "

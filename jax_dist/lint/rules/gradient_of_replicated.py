@@ -13,12 +13,11 @@ from jax_dist.primitives import functions_of
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
 _SAME_ARGUMENTS = ("jax.vmap", "jax.jit", "jax.checkpoint")  # their result takes those of `fun`
-_DEEPEST = 6  # calls between the body and the value that is differentiated
+_MOST_NAMES = 6  # the longest chain `a = b; c = a` that is followed
 
 
 @Rule(
     "JXD303",
-    "gradient-of-replicated",
     what="In a `shard_map` with `check_vma=True` (the default): a gradient by a captured value, or "
     "by a parameter whose spec is `P()`, of a function of sharded data that does not communicate.",
     why="JAX sums it over the devices, without an error: on N devices it is N times the mean "
@@ -41,7 +40,7 @@ def gradient_of_replicated(module: Module) -> Findings:
         parameters = _replicated_parameters(module, site, function)
         if all(parameters.values()):
             continue  # nothing is sharded, or not all is known
-        body = _Body(module, function, parameters, traced.reached(module, function))
+        body = _Body(module, function, parameters)
         for gradient in gradients:
             name = body.summed(gradient) if gradient not in seen else None
             if name is not None:
@@ -71,12 +70,11 @@ def _replicated_parameters(
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """The function that a `shard_map` maps, with the functions of the file that it calls."""
+    """The function that a `shard_map` maps."""
 
     module: Module
     function: scopes.Function
     parameters: dict[ast.AST, bool]  # whether each is replicated
-    reached: list[scopes.Function]  # the function and those that it calls
 
     def summed(self, gradient: ast.expr) -> str | None:
         """Return the code of the argument by which `jax.grad` sums its gradient over the devices.
@@ -84,7 +82,7 @@ class _Body:
         JAX does so if that argument is replicated, another value that the loss uses is sharded, and
         the loss has no collective. None if there is no such argument.
         """
-        if not any(around in self.reached for around in self.module.ancestors(gradient)):
+        if not self.module.is_inside(gradient, self.function):
             return None
         for call, loss, argument in self._gradient_calls(gradient):
             others = [value for value in call.args if value is not argument]
@@ -115,43 +113,20 @@ class _Body:
         """Return whether a value is the same on all devices; None if that is not known."""
         while isinstance(node, ast.Attribute | ast.Subscript):
             node = node.value
-        if not isinstance(node, ast.Name) or depth > _DEEPEST:
+        if not isinstance(node, ast.Name) or depth > _MOST_NAMES:
             return None
-        module = self.module
-        bindings = module.reaching(node)
+        bindings = self.module.reaching(node)
         if bindings is None or len(bindings) != 1:
             return None
         (binding,) = bindings
-        # A parameter of the body, or of a function that it calls.
         if binding.node in self.parameters:
             return self.parameters[binding.node]
-        if binding.kind == "parameter":
-            return self._is_argument_replicated(binding.node, depth)
-        home = module.scopes.scope(node).lookup(node.id)
-        owner = None if home is None else home[0].node
-        is_inner = owner is self.function or module.is_inside(owner, self.function)
-        # A variable from around the body is captured, and so replicated; one of a helper is not.
-        if binding.kind == "assign" and not is_inner:
-            is_local = owner is not module.tree and owner in self.reached
-            return None if is_local else True
+        if not self.module.is_inside(binding.node, self.function):
+            return True if binding.kind == "assign" else None  # a captured variable
         # Another name for a value is like the value; all else that the body computes is sharded.
-        if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Attribute):
+        if isinstance(binding.value, ast.Name | ast.Attribute):
             return self._is_replicated(binding.value, depth + 1)
-        return False if is_inner else None
-
-    def _is_argument_replicated(self, parameter: Any, depth: int) -> bool | None:
-        """Return whether all calls in the file pass replicated, or all sharded, arguments."""
-        module = self.module
-        function: Any = module.parent(module.parent(parameter))
-        calls = functions.callers(module, function) or []
-        arguments = [functions.argument_of(module, call, function, parameter) for call in calls]
-        values = [value for value in arguments if value is not None]
-        answers = {self._is_replicated(value, depth + 1) for value in values}
-        if len(answers) == 1 and len(values) == len(arguments):
-            return answers.pop()
-        # As in `scan(f, init, xs)`, `vmap(f)`: parameters of inner functions count as sharded.
-        is_inner = module.is_inside(function, self.function)
-        return False if is_inner or function is self.function else None
+        return False
 
     def _communicates(self, loss: ast.expr) -> bool:
         """Return whether a loss may use a collective; True also if its code is not in the file."""

@@ -11,17 +11,14 @@ _FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
 
 @Rule(
     "JXD203",
-    "index-zero-of-sharded",
     what="`flax.jax_utils.unreplicate`; and `y[0]`, or `tree_map(lambda x: x[0], y)`, where the "
     "file shows that `y` has one slice for each device: a mapped function returned it, or Flax "
     "replicated it.",
     why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us "
     "to read the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices); with several "
-    "processes it can fail. In a loop that logs each step, the devices wait during this time. "
-    "The fix is unsafe: its result is on the first device only.",
+    "processes it can fail. The fix is unsafe: its result is on the first device only.",
     instead="loss = step(batch).addressable_shards[0].data.squeeze(0)\n"
     "saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
-    fix="unsafe",
     triggers=(b"jax_utils", b"pmap"),
     since=(0, 8, 0),
 )

@@ -6,7 +6,6 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 @Rule(
     "JXD002",
-    "jit-of-pmap",
     what="`jax.jit`, `lax.scan`, `lax.while_loop`, `lax.cond` or `jax.grad` around a "
     "`jax.pmap`: directly, as decorators, or around a function that calls it.",
     why="With several processes, a traced `jax.pmap` sees only the devices of its own process: "
@@ -14,7 +13,6 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     "to 7 get the sums 6 and 22 instead of 28 (jax 0.10.2).",
     instead="step = jax_dist.pmap(train_step, axis_name='batch')  # may be traced\n"
     "# jax_dist.rewrite moves each pmap in a function onto one mesh over all processes.",
-    fix="unsafe",
     triggers=(b"pmap",),
 )
 def jit_of_pmap(module: Module) -> Findings:

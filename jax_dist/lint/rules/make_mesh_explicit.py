@@ -9,13 +9,11 @@ _PARAMETERS: tuple[str | None, ...] = ("axis_shapes", "axis_names", "axis_types"
 
 @Rule(
     "JXD302",
-    "make-mesh-explicit",
     what="`jax.make_mesh` without `axis_types`.",
     why="The default changed from Auto to Explicit in jax 0.9.0: a `shard_map` whose `in_specs` "
     "differ from the sharding of its argument raises a ValueError (jax 0.10.2), where it "
     "resharded before. The fix is unsafe: newer code may mean Explicit.",
     instead="mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))",
-    fix="unsafe",
     triggers=(b"make_mesh",),
 )
 def make_mesh_explicit(module: Module) -> Findings:

@@ -18,13 +18,11 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
 
 @Rule(
     "JXD106",
-    "pjit-to-jit",
     what="`pjit` and `with_sharding_constraint` from `jax.experimental.pjit`.",
     why="`pjit` is deprecated since jax 0.8.0. It reads a `PartitionSpec` in its shardings with "
     "the mesh of `with mesh:`, where `jax.jit` needs `with jax.set_mesh(mesh):` and raises a "
     "RuntimeError otherwise (jax 0.10.2): so there is no fix with shardings but None.",
     instead="f = jax.jit(g, donate_argnums=0)",
-    fix="safe",
     triggers=_renames.mentions(_OLD),
 )
 def pjit_to_jit(module: Module) -> Findings:

@@ -20,7 +20,6 @@ OF_LIBRARIES = {
 
 @Rule(
     "JXD001",
-    "pmap-call",
     what="`jax.pmap`, under any name, also passed on as a value; and `equinox.filter_pmap` and "
     "`flax.nnx.pmap`, which call it.",
     why="pmap is in maintenance mode since jax 0.8; underneath it is `jit(shard_map)`. With "

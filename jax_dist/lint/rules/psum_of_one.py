@@ -10,11 +10,9 @@ _OF_ONE = re.compile(rb"psum(?!\w|\s*\(\s*[^\s1(#\\]| (?!as |if |else )[a-z])")
 
 @Rule(
     "JXD306",
-    "psum-of-one",
     what="`jax.lax.psum(1, axis)`, under any alias.",
     why="It reads as communication, but JAX folds it to a constant while tracing.",
     instead="n = jax.lax.axis_size('i')",
-    fix="safe",
     triggers=lambda words: words.hold(b"psum") and bool(_OF_ONE.search(words.data)),
     since=(0, 6, 1),
 )

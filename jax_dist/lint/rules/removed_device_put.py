@@ -12,7 +12,6 @@ _NAMES = (
 
 @Rule(
     "JXD101",
-    "removed-device-put",
     what="`jax.device_put_replicated` and `jax.device_put_sharded`, under any alias.",
     why="They were removed in jax 0.10.0: an AttributeError. Brax 0.14.2 does not start on jax "
     "0.10.2 for this reason.",

@@ -26,7 +26,6 @@ def _may_match(words: Words) -> bool:
 
 @Rule(
     "JXD108",
-    "removed-name",
     what="Names and modules that jax has removed or renamed: `jax.tree_map`, "
     "`jax.lib.xla_bridge`, `jax.experimental.host_callback`, `jax.core.Primitive`, "
     "`jax.random.KeyArray`, `PmapSharding`, `pvary`, `xla_pmap_p` and others; `a_min` and `a_max` "
@@ -34,7 +33,6 @@ def _may_match(words: Words) -> bool:
     why="An AttributeError or ImportError; the message names the version. There is no fix for "
     "array types outside annotations: `isinstance(x, jax.Array)` is true of more than before.",
     instead="y = jax.tree.map(lambda x: 2 * x, {'w': 1.0})",
-    fix="safe",
     triggers=_may_match,
 )
 def removed_name(module: Module) -> Findings:

@@ -5,7 +5,6 @@ from jax_dist.lint.rules import Findings, Module, Rule
 
 @Rule(
     "JXD901",
-    "syntax-error",
     what="A file that the running Python cannot parse, or whose bytes are not text.",
     why="Nothing in the file was checked. One cause is syntax that is newer than that Python.",
     instead="Correct the file, or run the linter with the Python that the file is written for.",

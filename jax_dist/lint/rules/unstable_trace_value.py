@@ -17,7 +17,6 @@ _UNSTABLE = (
 
 @Rule(
     "JXD403",
-    "unstable-trace-value",
     what="Python's and NumPy's random numbers, times, `uuid`, `os.getpid`, `id` and `hash` in "
     "functions passed to pmap, shard_map or jit. jit counts only in files that mention pmap or "
     "shard_map.",

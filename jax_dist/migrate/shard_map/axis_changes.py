@@ -7,11 +7,11 @@ import ast
 import dataclasses
 from collections.abc import Iterator
 
-from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model import pmaps, scopes, stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.project_files import ProjectFiles
-from jax_dist.migrate.shard_map.expressions import results_of
+from jax_dist.migrate.shard_map.expressions import argument_of, results_of
 
 _DEEPEST = 4  # functions that call each other
 _KEEPING = frozenset(f"jax.numpy.{name}" for name in ("array", "asarray", "astype", "copy"))
@@ -91,7 +91,7 @@ class AxisChanges:
         if function is None or change is None or not isinstance(change.of, ast.Name):
             return None
         named = {parameter.arg: parameter for parameter in scopes.parameters(function.args)}
-        argument = functions.argument_of(home, node, function, named[change.of.id])
+        argument = argument_of(home, node, function, named[change.of.id])
         return argument and dataclasses.replace(change, of=argument)
 
     def _definition(self, module: Module, fun: ast.expr) -> tuple[Module, scopes.Function | None]:

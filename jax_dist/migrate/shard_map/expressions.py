@@ -1,4 +1,4 @@
-"""Expressions around values: parts of arguments, containers, and reads of lists."""
+"""Expressions around values: calls and their arguments, containers, and reads of lists."""
 
 import ast
 from collections.abc import Iterator
@@ -14,6 +14,46 @@ def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
     if isinstance(function, ast.FunctionDef) and module.holds(function):
         return function
     return None
+
+
+def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
+    """Return every call of a function in this file; None if other code may call it too.
+
+    That is so if it is decorated, has no name of its own, or is passed on as a value.
+    """
+    if getattr(function, "decorator_list", ()):
+        return None
+    function_reads = functions.reads(module, function)
+    if function_reads is None:
+        return None
+    calls = [call for call in map(module.call_of, function_reads) if call is not None]
+    return calls if len(calls) == len(function_reads) else None
+
+
+def argument_of(
+    module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
+) -> ast.expr | None:
+    """Return what a call passes for `parameter`, or else its default.
+
+    None if it has neither, or if `*args` or `**kwargs` may hold it.
+    """
+    signature = function.args
+    named = [*signature.posonlyargs, *signature.args]
+    is_method = isinstance(module.parent(function), ast.ClassDef)
+    positional = named[1:] if is_method else named  # `self` is not passed
+    for keyword in call.keywords:
+        if keyword.arg == parameter.arg:
+            return keyword.value
+    for position, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
+            return None
+        if position < len(positional) and positional[position] is parameter:
+            return argument
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
+    with_default = named[len(named) - len(signature.defaults) :] + signature.kwonlyargs
+    defaults = [*signature.defaults, *signature.kw_defaults]
+    return dict(zip(with_default, defaults, strict=True)).get(parameter)
 
 
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:

@@ -9,7 +9,7 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
-from jax_dist.migrate.shard_map.expressions import called_function, results_of
+from jax_dist.migrate.shard_map.expressions import argument_of, called_function, callers, results_of
 
 _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
@@ -183,7 +183,7 @@ def _reads_of_results(
     function = module.function(handle)
     if not isinstance(function, ast.FunctionDef):
         return None
-    calls = functions.callers(module, function)
+    calls = callers(module, function)
     if not calls:
         return None
     reads: list[ast.expr] = []
@@ -205,11 +205,11 @@ def _reads_of_results(
 def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
     """Return the reads of the parameter to which `call` passes `handle`; None if unknown."""
     function = called_function(module, call) if isinstance(call, ast.Call) else None
-    callers = None if function is None else functions.callers(module, function)
-    if function is None or callers is None or len(callers) != 1:  # others pass other functions
+    calls = None if function is None else callers(module, function)
+    if function is None or calls is None or len(calls) != 1:  # others pass other functions
         return None
     for parameter in scopes.parameters(function.args):
-        if functions.argument_of(module, call, function, parameter) is handle:
+        if argument_of(module, call, function, parameter) is handle:
             return module.reads(module.scopes.of[function], parameter.arg)
     return None
 

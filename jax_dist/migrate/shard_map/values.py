@@ -19,7 +19,9 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.expressions import (
+    argument_of,
     called_function,
+    callers,
     container_around,
     list_reads,
     parts_of,
@@ -266,9 +268,9 @@ class Values:
         function = self._module.parent(self._module.parent(parameter))
         calls = None
         if isinstance(function, ast.FunctionDef):
-            calls = functions.callers(self._module, function)
+            calls = callers(self._module, function)
         arguments = [
-            functions.argument_of(self._module, call, function, parameter)  # type: ignore[arg-type]
+            argument_of(self._module, call, function, parameter)  # type: ignore[arg-type]
             for call in calls or ()
         ]
         if not calls or any(argument is None for argument in arguments):
@@ -323,7 +325,7 @@ class Values:
         """Define a key by all that a function of this file returns; False for other values."""
         function = called_function(self._module, value) if isinstance(value, ast.Call) else None
         returned = None if function is None else results_of(function)
-        if function is None or not returned or functions.callers(self._module, function) is None:
+        if function is None or not returned or callers(self._module, function) is None:
             return False
         parts = [
             result if index is None else functions.part_of(result, (index,)) for result in returned
@@ -415,10 +417,10 @@ class Values:
     def _join_parameter(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
         """Join a key with the parameter that gets it; False if not all callers are in the file."""
         function = called_function(self._module, call)
-        if function is None or functions.callers(self._module, function) is None:
+        if function is None or callers(self._module, function) is None:
             return False
         for parameter in scopes.parameters(function.args):
-            if functions.argument_of(self._module, call, function, parameter) is load:
+            if argument_of(self._module, call, function, parameter) is load:
                 if parameter not in self._of_key:
                     self._of_key[parameter] = Value()
                     self._record(parameter, ast.Name(parameter.arg, ast.Load()))
@@ -435,7 +437,7 @@ class Values:
         function = module.function(load)
         if not isinstance(parent, ast.Return) or not isinstance(function, ast.FunctionDef):
             return False
-        calls = functions.callers(module, function)
+        calls = callers(module, function)
         if not calls:
             return False
         return all(

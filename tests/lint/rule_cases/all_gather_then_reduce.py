@@ -16,6 +16,7 @@ CASES: tuple[Case, ...] = (
         "the mean over another dimension",
         "import jax\ny = jax.lax.all_gather(x, 'i').mean(axis=1)\n",
     ),
+    Negative("the mean over all dimensions", "import jax\ny = jax.lax.all_gather(x, 'i').mean()\n"),
     Negative(
         "blocks joined along their own dimension",
         "import jax\ny = jax.lax.all_gather(x, 'i', tiled=True).mean(0)\n",
@@ -39,13 +40,6 @@ CASES: tuple[Case, ...] = (
         "the sum as a function, the axis by keyword",
         _RUN + "    return 2 * jnp.sum(jax.lax.all_gather(x, axis_name='i'), 0)\n",
         _RUN + "    return 2 * jax.lax.psum(x, axis_name='i')\n",
-        runs=True,
-    ),
-    Fixed(
-        "over all dimensions: those of a block are left to reduce",
-        _RUN
-        + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
-        _RUN + "    return jnp.mean(jax.lax.pmean(x, 'i')) + jax.lax.pmax(x, 'i').max()\n",
         runs=True,
     ),
     Fixed(

@@ -87,12 +87,6 @@ CASES: tuple[Case, ...] = (
         4,
     ),
     _found(
-        "in a helper",
-        "def update(w, x):\n    return w - jax.grad(loss)(w, x)\n"
-        f"def step(v, x):\n    return update(v, x)\nf = jax.shard_map(step, {_SPECS})\n",
-        2,
-    ),
-    _found(
         "in a nested function",
         "def make(w):\n    w = jnp.asarray(w)\n    def step(x):\n        def inner(y):\n"
         "            return jax.grad(loss)(w, y)\n        return inner(x)\n"
