@@ -258,17 +258,12 @@ def _parts_outside(node: Any) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _bind_named(walk: _Walk, node: Any) -> None:
-    """Bind the name of `except E as name`, `case [*name]`, `case P() as name`, `type name = T`."""
-    name = getattr(node, "name", None) or getattr(node, "rest", None)
-    if isinstance(name, ast.Name):
-        name = name.id
+    """Bind the name of a def, class, parameter, `except E as name`, `case [*name]`, `type name`."""
+    names = (getattr(node, field, None) for field in ("name", "rest", "arg"))
+    name = next(filter(None, names), None)
     if name is not None:
-        walk.scope.bind(name, Binding(_NAMED.get(node.__class__, "other"), node))
-
-
-def _bind_parameter(walk: _Walk, node: ast.arg) -> None:
-    """Bind a parameter of a function or lambda."""
-    walk.scope.bind(node.arg, Binding("parameter", node))
+        text = name.id if isinstance(name, ast.Name) else name
+        walk.scope.bind(text, Binding(_NAMED.get(node.__class__, "other"), node))
 
 
 def _bind_import(walk: _Walk, node: ast.alias) -> None:
@@ -309,11 +304,12 @@ _BINDERS: dict[type, Any] = {
     ast.AnnAssign: _bind_targets,
     ast.NamedExpr: _bind_walrus,
     ast.alias: _bind_import,
-    ast.arg: _bind_parameter,
+    ast.arg: _bind_named,
     ast.Global: _bind_outside,
     ast.Nonlocal: _bind_outside,
 }
 _NAMED: dict[type, _BindingKind] = {
+    ast.arg: "parameter",
     ast.FunctionDef: "def",
     ast.AsyncFunctionDef: "def",
     ast.ClassDef: "class",

@@ -63,7 +63,5 @@ class Words:
         return any(library in self.data for library in _LIBRARIES)
 
 
-@functools.lru_cache(maxsize=1)
-def words_of(data: bytes) -> Words:
-    """Return the words of a file; those of the last file are kept, for all rules ask for them."""
-    return Words(data)
+# The words of a file; those of the last file are kept, for all rules ask for them.
+words_of = functools.lru_cache(maxsize=1)(Words)
