@@ -87,15 +87,10 @@ class Examiner:
     def examine_source(self, source: Source) -> list[Finding]:
         """Return the findings of a file's text that are not suppressed, in order of line."""
         codes = self._codes_for(source.path)
-        module: Module | None = None
         try:
-            module = self.project.module(source)
-            findings = check_module(module, codes, self.target)
+            findings = check_module(self.project.module(source), codes, self.target)
         except ParseError as error:
             findings = [_syntax_error(source, error)]
-        finally:
-            if module is not None:
-                module.drop()
         unparsed_cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
         findings += [_syntax_error(source, error) for error in unparsed_cells]
         findings = [finding for finding in findings if finding.code in codes]
@@ -162,8 +157,6 @@ def _loses_comment(source: Source, edits: tuple[Edit, ...]) -> bool:
 
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
     """Return the outermost f-string around a node; None if there is none."""
-    if not any(module.nodes(ast.JoinedStr)):
-        return None
     strings = [around for around in module.ancestors(node) if isinstance(around, ast.JoinedStr)]
     return strings[-1] if strings else None
 

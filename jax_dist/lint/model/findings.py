@@ -97,8 +97,10 @@ def _clash(first: Edit, second: Edit) -> bool:
     return first.start == second.start or first.end > second.start
 
 
-def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:
-    """Return the code with all `edits` made; they must not overlap."""
+def apply_edits(code: bytes, edits: Iterable[Edit]) -> bytes:
+    """Return the code with all `edits` made, which must not overlap; new lines end as the first."""
+    first_end = re.search(rb"\r\n|\r|\n", code)
+    newline = first_end[0].decode() if first_end else "\n"
     pieces: list[bytes] = []
     end = 0  # of the edit before
     for edit in sorted(set(edits)):
@@ -108,9 +110,3 @@ def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> byte
         pieces += (code[end : edit.start], text.encode())
         end = edit.end
     return b"".join((*pieces, code[end:]))
-
-
-def newline_of(code: bytes) -> str:
-    """Return how the file ends its lines; the first one decides."""
-    match = re.search(rb"\r\n|\r|\n", code)
-    return match[0].decode() if match else "\n"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterable
 
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Edit, Fix, apply_edits, newline_of
+from jax_dist.lint.model.findings import Edit, Fix, apply_edits
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.model.sources import Source
 
@@ -64,7 +64,7 @@ def remove_names(
 
 def _edited(source: Source, edits: Iterable[Edit]) -> Source:
     """Return the file with edits made; new lines end as the others do."""
-    return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
+    return source.edited(apply_edits(source.code, edits))
 
 
 def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | None:

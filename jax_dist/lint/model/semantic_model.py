@@ -67,10 +67,6 @@ class Module:
         self._canonical: dict[str, Meaning] = {}
         self.results: dict[Callable[..., Any], dict[Any, Any]] = {}  # of functions kept by `once`
 
-    def drop(self) -> None:
-        """Free the memory of this file now; it cannot be used any more."""
-        self.__dict__.clear()  # else a reference cycle with the results of `once` keeps it alive
-
     def offset(self, line: int, column: int) -> int:
         """Return the offset of `ast`'s line (from 1) and column (bytes, from 0)."""
         return self.source.line_starts[line - 1] + column
@@ -117,11 +113,6 @@ class Module:
         while scope is not None and not isinstance(scope.node, scopes.Function):
             scope = scope.parent
         return None if scope is None else scope.node  # type: ignore[return-value]
-
-    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
-        """Return the innermost class around the node."""
-        around = (parent for parent in self.ancestors(node) if isinstance(parent, ast.ClassDef))
-        return next(around, None)
 
     @functools.cached_property
     def _by_class(self) -> dict[type, list[Any]]:
@@ -303,8 +294,10 @@ class Module:
 
     def class_of_self(self, node: ast.Attribute) -> ast.ClassDef | None:
         """Return the class around `self.x`; None for an attribute of anything else."""
-        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-        return self.class_of(node) if is_self else None
+        if not isinstance(node.value, ast.Name) or node.value.id != "self":
+            return None
+        classes = (parent for parent in self.ancestors(node) if isinstance(parent, ast.ClassDef))
+        return next(classes, None)
 
     @functools.cached_property
     def _self_attributes(self) -> dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]]:

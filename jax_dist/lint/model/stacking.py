@@ -139,8 +139,6 @@ def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking |
     match last if root in _NUMPY else name, call.args:
         case "jax.random.split", [key, *_]:
             count = _argument(call, 1, "num")
-            if isinstance(count, ast.Tuple | ast.List) and len(count.elts) == 1:
-                count = count.elts[0]
             return _Stacking(Kind.KEYS, key, count)
         case (("stack" | "array" | "asarray"), [copies, *_]):
             copied = _copied_value(copies)

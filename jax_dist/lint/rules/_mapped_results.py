@@ -133,8 +133,8 @@ def _is_array(module: Module, node: ast.expr, path: Path, depth: int = 0) -> boo
             return False
         case ast.BinOp(left=ast.Tuple() | ast.List()) | ast.BinOp(right=ast.Tuple() | ast.List()):
             return False  # `[x] * 2`
-        case ast.BinOp(left=left, op=ast.Add(), right=right):  # tuples are added, too
-            return any(_is_array(module, side, (), depth + 1) for side in (left, right))
+        case ast.BinOp(op=ast.Add()):
+            return False  # tuples are added, too
         case ast.BinOp() | ast.Compare() | ast.UnaryOp() | ast.Constant():
             return True
         case ast.Call(func=function, args=[first, *_]):

@@ -48,18 +48,9 @@ _LOADED_APART += ("jax.example_libraries.optimizers", "jax.example_libraries.sta
 
 def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     """Return a rule's trigger: whether a file, by its words, may use a name of the table."""
-    names: dict[bytes, list[bytes]] = {}  # by their last part
-    for entry in table:
-        name = entry.old.encode()
-        names.setdefault(name.rpartition(b".")[2], []).append(name)
-    last_parts = frozenset(names)
-
-    def may_mention(words: Words) -> bool:
-        # Fast, since the intersection of two sets visits the smaller one only.
-        shared = last_parts & words.all
-        return any(words.may_name(name) for last in shared for name in names[last])
-
-    return may_mention
+    names = [entry.old.encode() for entry in table]
+    pairs = [(name.rpartition(b".")[2], name) for name in names]
+    return lambda words: any(last in words.all and words.may_name(name) for last, name in pairs)
 
 
 def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
@@ -217,25 +208,20 @@ def _import_edits(
     return edits
 
 
-_CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})
+_CAUGHT = ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
 _ASKED = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
     """Return whether code around `node` handles the missing name: by `except`, hasattr, version."""
     for around in module.ancestors(node):
-        match around:
-            case ast.Try(handlers=handlers) if any(map(_catches, handlers)):
-                return True
-            case ast.If(test=test) | ast.IfExp(test=test):
-                if any(word in module.text(test) for word in _ASKED):
-                    return True
+        text, words = "", ()
+        if isinstance(around, ast.Try):
+            kinds = [handler.type for handler in around.handlers]
+            text = " ".join(module.text(kind) if kind else "Exception" for kind in kinds)
+            words = _CAUGHT
+        elif isinstance(around, ast.If | ast.IfExp):
+            text, words = module.text(around.test), _ASKED
+        if any(word in text for word in words):
+            return True
     return False
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    """Return whether an `except` catches the error of a missing module or attribute."""
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(kind, ast.Name) and kind.id in _CAUGHT for kind in kinds)

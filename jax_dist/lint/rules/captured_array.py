@@ -22,10 +22,9 @@ _METHODS = {"reshape", "astype", "transpose", "copy"}
 
 @Rule(
     "JXD401",
-    what="Arrays that a function given to pmap, shard_map or jit captures instead of taking "
-    "them as arguments, itself or in functions of the file that it calls: names and `self.` "
-    "attributes with values of jax.numpy, NumPy, jax.random or device_put, of 1024 numbers or "
-    "more. jit counts only in files that mention pmap or shard_map.",
+    what="Arrays of 1024 numbers or more that a function given to pmap, shard_map or jit captures, "
+    "itself or in functions of the file that it calls: names and `self.` attributes. jit counts "
+    "only in files that mention pmap or shard_map.",
     why="The values become part of the program: it is as large as the array, compiles slowly, "
     "and has another key in the persistent cache whenever a value differs (jax 0.10.2).",
     instead="step = jax.pmap(lambda x, table: x @ table, in_axes=(0, None))\n"

@@ -15,9 +15,8 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
     why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the mesh "
-    "and the specs by keyword only; `check_rep` is `check_vma`, and `axis_names=`, the other "
-    "axes, takes the place of `auto=`. The gradients of code for jax before 0.6 have changed: see "
-    "JXD303.",
+    "and the specs by keyword only; `check_rep` is `check_vma`, and `auto=` is `axis_names=`, the "
+    "other axes. The gradients of code for jax before 0.6 have changed: see JXD303.",
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     triggers=(b"shard_map", b"check_rep"),

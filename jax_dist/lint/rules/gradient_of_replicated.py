@@ -12,7 +12,6 @@ from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
-_SAME_ARGUMENTS = ("jax.vmap", "jax.jit", "jax.checkpoint")  # their result takes those of `fun`
 _MOST_NAMES = 6  # the longest chain `a = b; c = a` that is followed
 
 
@@ -99,12 +98,7 @@ class _Body:
             return
         argnums = [word.value for word in grad_call.keywords if word.arg == "argnums"]
         position: Any = getattr(argnums[0], "value", None) if argnums else 0
-        function, outer = grad_call, self.module.parent(grad_call)
-        if isinstance(outer, ast.Call) and outer.args[:1] == [grad_call]:
-            if self.module.qualified_name(outer.func) not in _SAME_ARGUMENTS:
-                return
-            function = outer
-        for read in (function, *pmaps.reads_of(self.module, function)):
+        for read in (grad_call, *pmaps.reads_of(self.module, grad_call)):
             call = self.module.call_of(read)
             if call is not None and isinstance(position, int) and position < len(call.args):
                 yield call, grad_call.args[0], call.args[position]

@@ -1,5 +1,7 @@
 """JXD002: a pmap inside `jit`, `scan`, `cond` or `grad`."""
 
+import ast
+
 from jax_dist.lint.model import pmaps, traced
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
@@ -16,24 +18,25 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     triggers=(b"pmap",),
 )
 def jit_of_pmap(module: Module) -> Findings:
-    message = "jax.pmap inside {} reduces over the devices of one process only"
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
-                fix = _without_jit(pmaps.unjitted(module, decorator, site.node))
-                yield Found(decorator, message.format(name), fix)
+                yield _found(decorator, name, pmaps.unjitted(module, decorator, site.node))
         for mapped in pmaps.held_by(module, site):  # `pmap(f)`, and the names for it
             transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
             if transformed is not None:  # `jit(pmap(f))`
                 name, outer = transformed
-                edits = pmaps.unjitted(module, outer, mapped) if mapped is site.node else ()
-                yield Found(outer, message.format(name), _without_jit(edits))
+                is_direct = mapped is site.node
+                yield _found(
+                    outer, name, pmaps.unjitted(module, outer, mapped) if is_direct else ()
+                )
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
                 outer_name = traced.around(module, call)
                 if outer_name is not None:
-                    yield Found(call, message.format(outer_name))
+                    yield _found(call, outer_name)
 
 
-def _without_jit(edits: tuple[Edit, ...]) -> Fix | None:
-    """Return the fix that leaves out a jit; None if there are no edits."""
-    return Fix("leave out jax.jit", Safety.UNSAFE, edits) if edits else None
+def _found(node: ast.expr, name: str, edits: tuple[Edit, ...] = ()) -> Found:
+    """Return the finding of a pmap inside the transformation `name`; `edits` leave out a jit."""
+    fix = Fix("leave out jax.jit", Safety.UNSAFE, edits) if edits else None
+    return Found(node, f"jax.pmap inside {name} reduces over the devices of one process only", fix)

@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, Words, _renames
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import NAMES
 
 _may_name_one = _renames.mentions(NAMES)
@@ -19,11 +19,6 @@ _OPTIONS = {
 _OTHERS = frozenset(map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS)))
 
 
-def _may_match(words: Words) -> bool:
-    """Return whether a file has a word that is an old name, argument or option."""
-    return not _OTHERS.isdisjoint(words.all) or _may_name_one(words)
-
-
 @Rule(
     "JXD108",
     what="Names and modules that jax has removed or renamed: `jax.tree_map`, "
@@ -33,7 +28,7 @@ def _may_match(words: Words) -> bool:
     why="An AttributeError or ImportError; the message names the version. There is no fix for "
     "array types outside annotations: `isinstance(x, jax.Array)` is true of more than before.",
     instead="y = jax.tree.map(lambda x: 2 * x, {'w': 1.0})",
-    triggers=_may_match,
+    triggers=lambda words: words.hold(*_OTHERS) or _may_name_one(words),
 )
 def removed_name(module: Module) -> Findings:
     yield from _renames.renamed(module, NAMES)

@@ -165,8 +165,10 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
     """Yield `trainer.update`, where the class of `trainer` sets `self.update` in an assignment."""
     targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
     for target in targets:
-        owner = module.class_of(target)
-        if owner is None or not isinstance(target, ast.Attribute):
+        if not isinstance(target, ast.Attribute):
+            continue
+        owner = module.class_of_self(target)
+        if owner is None:
             continue
         for read in module.nodes(ast.Attribute):
             if read.attr != target.attr or not isinstance(read.ctx, ast.Load):

@@ -100,12 +100,6 @@ CASES: tuple[Case, ...] = (
         2,
     ),
     _found(
-        "a gradient for each row",
-        "def step(w, x):\n    return jax.vmap(jax.grad(loss), (None, 0))(w, x)\n"
-        f"f = jax.shard_map(step, {_SPECS})\n",
-        2,
-    ),
-    _found(
         "the loss captures the batch",
         "def step(w, x):\n    def local(v):\n        return jnp.mean(x @ v)\n"
         f"    return jax.grad(local)(w)\nf = jax.shard_map(step, {_SPECS})\n",
