@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +23,9 @@ def summary(findings: Sequence[Finding]) -> str:
     if not findings:
         return "No findings."
     files = len({finding.path for finding in findings})
-    safe = sum(finding.safety is Safety.SAFE for finding in findings)
-    unsafe = sum(finding.safety is Safety.UNSAFE for finding in findings)
-    options: list[str] = []
-    if safe:
-        options.append(f"{safe} fixable with --fix")
+    counts = Counter(finding.safety for finding in findings)
+    safe, unsafe = counts[Safety.SAFE], counts[Safety.UNSAFE]
+    options = [f"{safe} fixable with --fix"] if safe else []
     if unsafe:
         options.append(f"{unsafe} {'more' if safe else 'fixable'} with --unsafe-fixes")
     end = f" ({', '.join(options)})." if options else "."

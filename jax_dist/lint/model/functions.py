@@ -42,13 +42,6 @@ def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
             waiting.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
-def is_in_body(module: Module, function: scopes.Function, child: Any) -> bool:
-    """Return whether a child of a function is in its body: no decorator, default or annotation."""
-    if isinstance(function, ast.Lambda):
-        return child is function.body
-    return module.scopes.fields.get(child) == "body"
-
-
 # Steps down into a tree of values: an index of a tuple, a key of a dict, ".name" of an attribute.
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -76,13 +69,12 @@ TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkp
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
     """Return the item of a tuple, list or dict literal at the first step of a path; else None."""
-    step = path[0] if path else None
+    if not path:
+        return None
+    step = path[0]
     if isinstance(node, ast.Dict):
-        items = zip(node.keys, node.values, strict=True)
-        values = (
-            value for key, value in items if isinstance(key, ast.Constant) and key.value == step
-        )
-        return next(values, None)
+        keys = [getattr(key, "value", None) for key in node.keys]
+        return node.values[keys.index(step)] if step in keys else None
     if not isinstance(node, ast.Tuple | ast.List) or not isinstance(step, int):
         return None
     is_starred = any(isinstance(element, ast.Starred) for element in node.elts)

@@ -17,7 +17,7 @@ _DEEPEST = 12  # folders between a file and the root of its project
 # Names that a file defines itself are no aliases: `def f`, `class A`, and `x = 3` but not `x = y`.
 _DEFINED = re.compile(
     rb"(?m)^(?:(?:async )?def|class)[ \t]+(\w+)"
-    rb"|^(\w+)[ \t]*=(?![ \t]*(?:[\w.]+[ \t]*(?:#.*)?$|[\w.]*partial\())"
+    rb"|^(\w+)[ \t]*=(?![ \t]*(?:[\w.]+[ \t]*(?:#.*)?\r?$|[\w.]*partial\())"
 )
 
 

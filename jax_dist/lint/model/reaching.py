@@ -6,6 +6,7 @@ one surely binds the name. More than `LIMIT` bindings are given up, so the work 
 
 import ast
 import bisect
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -27,7 +28,7 @@ class Reaching:
 
     def __init__(self, tree: Scopes):
         self._tree = tree
-        self._names: dict[tuple[NameScope, str], _NameFlow] = {}
+        self._flow = functools.cache(functools.partial(_NameFlow, tree))  # by scope and name
 
     def bindings_of(self, node: ast.Name) -> list[Binding] | None:
         """Return the bindings that may hold at a read; None if there are none or too many."""
@@ -44,11 +45,6 @@ class Reaching:
         if len(scope.bindings[name]) == 1:
             return self._tree.loads.get((scope, name), ())
         return self._flow(scope, name).seen_by.get(binding, ())
-
-    def _flow(self, scope: NameScope, name: str) -> "_NameFlow":
-        if (scope, name) not in self._names:
-            self._names[scope, name] = _NameFlow(self._tree, scope, name)
-        return self._names[scope, name]
 
 
 class _NameFlow:

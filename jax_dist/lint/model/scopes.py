@@ -104,15 +104,15 @@ class Scopes:
         return scope
 
     @functools.cached_property
-    def fields(self) -> dict[ast.stmt, str]:
-        """For each statement in a block, the field of its parent: "body", "orelse", ..."""
-        fields: dict[ast.stmt, str] = {}
+    def fields(self) -> dict[ast.AST, str]:
+        """For each statement in a block, and a lambda's body, the field: "body", "orelse", ..."""
+        fields: dict[ast.AST, str] = {}
         for node in self.nodes:
             if isinstance(node, _WITH_BLOCKS):
                 for field in ("body", "orelse", "finalbody"):
                     block = getattr(node, field, None)
-                    if isinstance(block, list):
-                        fields.update(dict.fromkeys(block, field))
+                    parts = block if isinstance(block, list) else filter(None, [block])
+                    fields.update(dict.fromkeys(parts, field))
         return fields
 
     @functools.cached_property

@@ -129,7 +129,8 @@ def around(module: Module, node: ast.AST) -> str | None:
     """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown."""
     child = node
     for ancestor in module.ancestors(node):
-        if isinstance(ancestor, scopes.Function) and functions.is_in_body(module, ancestor, child):
+        is_in_body = module.scopes.fields.get(child) == "body"  # not a decorator or default
+        if isinstance(ancestor, scopes.Function) and is_in_body:
             name = _tracing(module, ancestor)
             if name is not None:
                 return name

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from typing import Any, get_args
+from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
 from jax_dist.lint.model.semantic_model import PARTIAL
-from jax_dist.lint.rules import Findings, Found, Module, Rule, Words
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 # A jit in the block of a loop, or in a comprehension; half of all files say jit.
@@ -15,13 +15,6 @@ _IN_LOOP = re.compile(
     rb"|\bjit\(.*\bfor\b",
     re.MULTILINE,
 )
-
-
-def _may_match(words: Words) -> bool:
-    """Return whether a file mentions pmap or shard_map, or has a jit in a loop."""
-    if words.hold(*traced.TRIGGERS):
-        return True
-    return words.hold(b"jit") and _IN_LOOP.search(words.data) is not None
 
 
 @Rule(
@@ -34,12 +27,13 @@ def _may_match(words: Words) -> bool:
     instead="step = jax.pmap(update, in_axes=(0, None))  # once, above the loop\n"
     "for scale in scales:\n"
     "    x = step(x, scale)",
-    triggers=_may_match,
+    triggers=lambda words: (
+        words.hold(*traced.TRIGGERS) or (words.hold(b"jit") and bool(_IN_LOOP.search(words.data)))
+    ),
 )
 def fresh_function_in_loop(module: Module) -> Findings:
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
-    has_loops = any(module.nodes(*get_args(_LOOPS)))
-    for site in pmaps.applications(module, names) if has_loops else ():
+    for site in pmaps.applications(module, names):
         node, loop = site.node, _loop_around(module, site.node)
         if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
             continue  # the loops of traced code run once

@@ -84,10 +84,13 @@ class _Body:
         if not self.module.is_inside(gradient, self.function):
             return None
         for call, loss, argument in self._gradient_calls(gradient):
+            function = functions.innermost(self.module, loss)
+            if function is None or self._communicates(function):
+                continue  # a loss of another file may communicate
             others = [value for value in call.args if value is not argument]
-            others += self._captures(loss)
+            others += self._captures(function)
             has_sharded = any(self._is_replicated(value) is False for value in others)
-            if self._is_replicated(argument) and has_sharded and not self._communicates(loss):
+            if self._is_replicated(argument) and has_sharded:
                 return self.module.text(argument)
         return None
 
@@ -122,19 +125,15 @@ class _Body:
             return self._is_replicated(binding.value, depth + 1)
         return False
 
-    def _communicates(self, loss: ast.expr) -> bool:
-        """Return whether a loss may use a collective; True also if its code is not in the file."""
-        function = functions.innermost(self.module, loss)
-        if function is None:
-            return True
-        callees = traced.reached(self.module, function)
+    def _communicates(self, loss: scopes.Function) -> bool:
+        """Return whether a loss, or a function of the file that it calls, has a collective."""
+        callees = traced.reached(self.module, loss)
         uses = self.module.uses(*_COLLECTIVES)
         return any(around in callees for use in uses for around in self.module.ancestors(use))
 
-    def _captures(self, loss: ast.expr) -> Iterator[ast.expr]:
+    def _captures(self, loss: scopes.Function) -> Iterator[ast.expr]:
         """Yield the values of the body that a loss captures."""
-        function = functions.innermost(self.module, loss)
-        for scope in traced.scopes_in(self.module, function) if function is not None else ():
+        for scope in traced.scopes_in(self.module, loss):
             for loads in scope.loads.values():
                 home = scope.lookup(loads[0].id)
                 if home is not None and home[0].node is self.function:

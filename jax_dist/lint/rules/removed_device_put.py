@@ -4,9 +4,8 @@ from jax_dist.lint.rules import Findings, Module, Rule, _renames
 from jax_dist.lint.rules._renames import Rename
 
 _PLACE = "use jax.device_put with a NamedSharding, or jax-dist migrate"
-_NAMES = (
-    Rename("jax.device_put_replicated", "", "0.10.0", _PLACE),
-    Rename("jax.device_put_sharded", "", "0.10.0", _PLACE),
+_NAMES = tuple(
+    Rename(f"jax.device_put_{how}", "", "0.10.0", _PLACE) for how in ("replicated", "sharded")
 )
 
 

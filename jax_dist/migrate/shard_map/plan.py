@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping, Sequence
 
-from jax_dist.lint.model import functions, stacking
+from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.places import Left
@@ -151,7 +151,7 @@ def home_of(module: Module, node: ast.AST) -> ast.AST:
     inner = node
     for around in module.ancestors(node):
         is_function = isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and functions.is_in_body(module, around, inner):
+        if is_function and module.scopes.fields.get(inner) == "body":
             home = around
         inner = around
     return home
