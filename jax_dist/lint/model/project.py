@@ -117,5 +117,5 @@ def _top_of(path: str) -> str:
 def _defined_names(path: str) -> frozenset[bytes]:
     """Return the names of a file's functions, classes and values, as far as its text shows them."""
     with contextlib.suppress(OSError):
-        return frozenset(filter(None, itertools.chain(*_DEFINED.findall(sources.read_bytes(path)))))
+        return frozenset[bytes]().union(*_DEFINED.findall(sources.read_bytes(path)))
     return frozenset()
