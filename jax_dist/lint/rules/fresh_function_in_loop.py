@@ -2,7 +2,7 @@
 
 import ast
 import re
-from typing import Any
+from typing import Any, get_args
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
 from jax_dist.lint.model.semantic_model import PARTIAL
@@ -33,7 +33,7 @@ _IN_LOOP = re.compile(
 )
 def fresh_function_in_loop(module: Module) -> Findings:
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
-    for site in pmaps.applications(module, names):
+    for site in pmaps.applications(module, names) if any(module.nodes(*get_args(_LOOPS))) else ():
         node, loop = site.node, _loop_around(module, site.node)
         if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
             continue  # the loops of traced code run once
