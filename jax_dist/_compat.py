@@ -303,22 +303,12 @@ def is_ref(aval: Any) -> bool:
     return type(aval).__name__ == "AbstractRef"
 
 
-class _ScanLayout(NamedTuple):
-    """The positions of constants and carries in a scan; the same in its body."""
-
-    constants: tuple[int, ...]
-    carries_in: tuple[int, ...]
-    carries_out: tuple[int, ...]
-
-
-def scan_layout(params: Mapping[str, Any], inputs: int, outputs: int) -> _ScanLayout:
-    """Return the layout of a scan."""
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many operands of a scan are constants, and how many are carries."""
     if "ft_in" in params:  # trees in 0.12.0.1, counts in 0.10.2
-        constants, carries, _ = params["ft_in"].update(range(inputs)).unpack()
-        carries_out, _ = params["ft_out"].update(range(outputs)).unpack()
-        return _ScanLayout(tuple(constants), tuple(carries), tuple(carries_out))
-    first, count = params["num_consts"], params["num_carry"]
-    return _ScanLayout(tuple(range(first)), tuple(range(first, first + count)), tuple(range(count)))
+        constants, carries, _ = params["ft_in"].unpack()
+        return len(constants), len(carries)
+    return params["num_consts"], params["num_carry"]
 
 
 def scan_with_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class Primitive:
     sums: bool = False  # adds elements up, so that the last bits depend on their order
     reduces: bool = False  # makes one element of those along its parameter `axes`
     ordered: bool = False  # looks at several elements along a dimension, or at some by number
-    runs_keys: bool = False  # runs functions of an implementation of random keys, perhaps a user's
     tied: bool = False  # cannot be bound again under another mesh than that of its trace
     unsplit: bool = False  # XLA cannot split it over devices, or makes something else of it
     # Of a call: one that means nothing by being one; a checkpoint; one with its own derivative.
@@ -124,10 +123,10 @@ plain: ormqr tridiagonal_solve
 plain tied: custom_linear_solve
 
 # random numbers; rng_uniform has no key: each device has a state of its own
-plain runs_keys: random_bits random_gamma
+plain: random_bits random_gamma
 plain unsplit: rng_bit_generator
-plain runs_keys: random_fold_in random_seed random_split
-plain: random_clone random_unwrap random_wrap threefry2x32 philox2x32 philox4x32 threefry4x32
+plain: random_clone random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
+plain: philox2x32 philox4x32 threefry4x32
 opaque: rng_uniform
 
 # functions of operands and bodies; on which platform it runs, all devices of a program agree

@@ -38,7 +38,7 @@ from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
-_NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
+_NOTHING_LIFTED = Lifted(None, (), (), ())  # pyright: ignore[reportArgumentType]
 
 # `_direct` leaves the body that it traced here for `_signature`, which gets only a jaxpr from jit.
 _last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)
@@ -74,7 +74,6 @@ class Dispatcher:
         self._placements = Placements()
         self._jits: dict[Any, Any] = {}
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fronts = programs.Fronts(
             options.fun_name,
             self._call_anew,
@@ -83,7 +82,6 @@ class Dispatcher:
             without_jit=self._call_without_jit,
             static_argnums=options.static,
         )
-        self._call = self._fronts.call  # the fastest way to call
 
     @property
     def fun(self) -> Callable:
@@ -92,14 +90,7 @@ class Dispatcher:
 
     def serve(self, caller: Any) -> None:
         """Keep `caller.__call__` the fastest way to call."""
-        self._callers.add(caller)
-        caller.__call__ = self._call
-
-    def _serve_by(self, call: Callable[..., Any]) -> None:
-        """Make `call` the `__call__` of all `Mapped` objects of this dispatcher."""
-        self._call = call
-        for caller in self._callers:
-            caller.__call__ = call
+        self._fronts.serve(caller)
 
     @functools.cached_property
     def _processes(self) -> ProcessCalls | None:
@@ -113,7 +104,7 @@ class Dispatcher:
             layout_of=lambda call: self._find(call)[0].layout,
         )
         if self.options.arrays == "local":
-            self._serve_by(calls.call)
+            self._fronts.serve_by(calls.call)
         return calls
 
     @property
@@ -186,9 +177,7 @@ class Dispatcher:
         placed = self._place_captures(signature, context.layout)
         program = self._program(context, signature)
         results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
-        is_new = self._fronts.use(placed, is_full=programs.can_be_full(context.layout.mesh))
-        if is_new and not self._is_local_view:
-            self._serve_by(self._fronts.call)
+        self._fronts.use(placed, is_full=programs.can_be_full(context.layout.mesh))
         return results, memory if placed is asking else None, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

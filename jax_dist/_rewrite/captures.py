@@ -3,7 +3,7 @@
 To lift a captured array is to make it an input of the program. A traced program owns the values
 that it was traced with, as under jit: NumPy arrays are copied at once, because their owner may
 write to them, and identified by content; jax arrays are identified as objects. The copies on
-devices live as long as a program that uses them.
+devices live as long as the function.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import contextvars
 import dataclasses
 import hashlib
 import typing
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,7 +26,6 @@ from jax_dist._rewrite.constants import (
     array_identity,
     lift_arrays,
     literal_identity,
-    own_copy,
     reason_to_keep,
 )
 from jax_dist._rewrite.interpreter import bodies, constants, open_jaxpr, user_line_of
@@ -191,9 +189,8 @@ class Lifted:
     jaxpr: ClosedJaxpr
     all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
-    values: list[Any]  # of these: own copies, on the host until they are placed
+    values: tuple[Any, ...]  # of these: NumPy arrays are copies
     key: Hashable = ()  # equal for equal values, which then share their copies on devices
-    placed: "dict[Hashable, PlacedCaptures]" = dataclasses.field(default_factory=dict, repr=False)
 
 
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
@@ -212,12 +209,14 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
-    values = [own_copy(capture.value) for capture in lifted]
-    if all_captures or policy == "allow":
-        jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
+    arrays = [capture.value for capture in lifted]
+    if lifted:
+        jaxpr = lift_arrays(jaxpr, arrays)
     for capture in all_captures:
         capture.action = "lifted" if capture in lifted else "kept"
         capture.value = None  # what is not lifted need not live longer
+    # The owner of a NumPy array may write to it.
+    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in arrays)
     return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
 
 
@@ -267,27 +266,19 @@ NO_CAPTURES = PlacedCaptures(())  # of a program that takes none
 
 
 class Placements:
-    """The copies of captured arrays that programs of one function share."""
+    """The copies of captured arrays on devices, which the programs of one function share."""
 
     def __init__(self):
-        self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
+        self._sets: dict[Hashable, PlacedCaptures] = {}
 
     def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
         """Return the captured arrays of a program on the devices `where`; `place` puts one there.
 
-        The program holds them in `lifted.placed`; here they are weak, and die with the last
-        program. `where` is any hashable key of the devices.
+        `where` is any hashable key of the devices.
         """
         if not lifted.captures:
             return NO_CAPTURES
-        if where not in lifted.placed:
-            key = (lifted.key, where)
-            placed = self._sets.get(key)
-            if placed is None:
-                placed = PlacedCaptures(list(map(place, lifted.values)), list(lifted.values))
-                self._sets[key] = placed
-            lifted.placed[where] = placed
-            # Drop the host copies, unless the devices only compile and hold no values.
-            if not any(isinstance(value, jax.ShapeDtypeStruct) for value in placed.values):
-                lifted.values[:] = placed.values
-        return lifted.placed[where]
+        key = (lifted.key, where)
+        if key not in self._sets:
+            self._sets[key] = PlacedCaptures(list(map(place, lifted.values)), lifted.values)
+        return self._sets[key]

@@ -4,17 +4,16 @@ They are the constants of the program and of the bodies in it; and where JAX is 
 (`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands and results.
 """
 
-import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray, Tracer
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
-from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
+from jax.sharding import Sharding
 
 from jax_dist import _compat
 from jax_dist._rewrite.interpreter import (
@@ -56,11 +55,6 @@ def literal_identity(atom: Any) -> Identity | None:
 # --- copies
 
 
-def own_copy(value: Any) -> Any:
-    """Return a NumPy array that nobody else can write to; a jax array as it is."""
-    return np.array(value) if isinstance(value, np.ndarray) else value
-
-
 def put_copy(value: Any, where: Sharding | None) -> Any:
     """Return a copy with the sharding `where`, in buffers that no owner can donate or delete.
 
@@ -73,19 +67,15 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
         return jax.ShapeDtypeStruct(
             kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=where
         )
-    is_jax = isinstance(value, jax.Array)
-    if is_jax and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        # JAX puts no keys on devices of other processes.
+    if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):  # JAX sends no keys to other processes
         data = put_copy(jax.random.key_data(value), where)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    is_local = not is_jax or value.is_fully_addressable
-    if isinstance(where, NamedSharding) and not where.is_fully_addressable and is_local:
+    is_jax = isinstance(value, jax.Array)
+    is_global = is_jax and not value.is_fully_addressable
+    if where is not None and not (where.is_fully_addressable or is_global):
         # `device_put` would first compare the values of all processes, and wait for them.
-        host = np.array(value)
-        indices = where.addressable_devices_indices_map(host.shape)
-        aval = ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
-        slices = [host[index].astype(kind.dtype) for index in indices.values()]
-        return _compat.put_slices(aval, where, slices, list(indices))
+        host = np.array(value, kind.dtype)
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
     if is_jax:  # copied where it is, for device_put to other devices may share buffers
         current = value.sharding if value.committed else None
         value = jax.device_put(value, current, may_alias=False)
@@ -102,10 +92,7 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
 
 
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
-    """Return the program with some of its arrays as its first inputs.
-
-    Other NumPy constants are copied: their owner may write to them.
-    """
+    """Return the program with some of its arrays as its first inputs."""
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     return _Lifting(types).add_inputs(jaxpr, tuple(types))
 
@@ -126,28 +113,22 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
-        """Return the jaxpr with `inputs`; the same object if there is nothing to change in it."""
+        """Return the jaxpr with `inputs`, each in the place of the array that it was."""
         body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
-        is_unchanged = not inputs
 
         def read_all(atoms: Sequence[Atom]) -> list[Atom]:
-            read = builder.read_all(atoms)
-            return [new.get(literal_identity(atom), atom) for atom in read] if new else read
+            return [new.get(literal_identity(atom), atom) for atom in builder.read_all(atoms)]
 
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            identity = array_identity(value)
-            if identity in new:
+            if (identity := array_identity(value)) in new:
                 builder.env[var] = new[identity]
             else:
-                kept[var] = own_copy(value)
-                is_unchanged = is_unchanged and kept[var] is value
+                kept[var] = value
         for eqn in body.eqns:
-            widened = self._widen(eqn, new) if bodies(eqn) else eqn
+            widened = self._widen(eqn, new)
             builder.copy(widened, read_all(widened.invars))
-        if is_unchanged and all(map(operator.is_, builder.eqns, body.eqns)):
-            return jaxpr
         changed = body.replace(
             constvars=list(kept),
             invars=[*new.values(), *body.invars],
@@ -161,9 +142,9 @@ class _Lifting:
     def _widen(self, eqn: JaxprEqn, new: Mapping[Identity, Var]) -> JaxprEqn:
         """Return an equation with the arrays to lift in its bodies, here `new`, as operands."""
         needed = self._collect_from_bodies(eqn)
-        change = lambda body: self.add_inputs(body, needed)
         if not needed:
-            return with_bodies(eqn, change)
+            return eqn
+        change = lambda body: self.add_inputs(body, needed)
         return _add_operands(eqn, change, [new[identity] for identity in needed])
 
     def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:

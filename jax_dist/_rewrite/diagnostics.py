@@ -5,7 +5,7 @@ is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The lo
 then has a gradient that is N times too large, and a pmean afterwards changes nothing.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ _REMATERIALIZED = "rematted_computation"  # JAX's name for the forward part of a
 _WHY_SUMMED = (
     "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
     "times too large, also after a pmean; give shard_map check_vma=False, take lax.pmean of the "
-    "loss before the gradient, or divide by lax.axis_size"
+    "loss before the gradient, or see that it is divided by lax.axis_size"
 )
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices and the program never averages.
+    """Return a finding for each gradient that JAX sums over devices.
 
     A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
     """
@@ -32,14 +32,12 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     for region in interpreter.equations(jaxpr):
         if record_of(region).kind != "region" or not region.params["check_vma"]:
             continue
-        body, sizes = region.params["jaxpr"], region.params["mesh"].shape.values()
-        transposed = list(_transposed_equations(body, interpreter.source_line(region)))
+        line = interpreter.source_line(region)
+        transposed = list(_transposed_equations(region.params["jaxpr"], line))
         if any(_is_transposed_psum(eqn) for eqn, _ in transposed):
             continue
-        # Divided by the size of an axis, a sum is a mean.
-        divided = {eqn.invars[0] for eqn in interpreter.equations(body) if _divides(eqn, sizes)}
         for eqn, line in transposed:
-            if record_of(eqn).over == "sum" and divided.isdisjoint(eqn.outvars):
+            if record_of(eqn).over == "sum":
                 over = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
                 what = f"the gradient by a replicated value is summed over {over}"
                 code = _codes.GRADIENT_OF_REPLICATED
@@ -71,15 +69,3 @@ def _is_transposed_psum(eqn: JaxprEqn) -> bool:
         return False
     atom: Any = eqn.invars[0]
     return isinstance(atom, Var) or (np.ndim(atom.val) == 0 and float(atom.val) == 1.0)
-
-
-def _divides(eqn: JaxprEqn, sizes: Collection[int]) -> bool:
-    """Return whether an equation divides by the size of an axis, or multiplies by its inverse."""
-    name = _compat.name_of(eqn)
-    if name not in ("div", "mul") or not isinstance(eqn.invars[0], Var):
-        return False
-    factor = getattr(eqn.invars[1], "val", 0)  # 0 of what is no literal
-    if np.ndim(factor) or not factor:
-        return False
-    divisor = float(factor) if name == "div" else 1 / float(factor)
-    return any(np.isclose(divisor, size) for size in sizes if size > 1)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -86,11 +85,9 @@ def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
 
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
-    """Return the record of a primitive; an empty one if it is, or may run, a function of users."""
+    """Return the record of a primitive; an empty one of a primitive that a user has defined."""
     name = _compat.name_of(eqn)
     record = primitives.RECORDS.get(name, _NOTHING)
-    if record.runs_keys and not _has_keys_of_jax(eqn):
-        return _NOTHING  # it runs functions of the user, which no parameter shows
     if name == "bitcast_convert_type":
         atoms: list[Any] = [eqn.invars[0], eqn.outvars[0]]
         if atoms[0].aval.ndim != atoms[1].aval.ndim:  # to a type of another size
@@ -99,13 +96,6 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
 
 
 _NOTHING = primitives.record("")
-
-
-def _has_keys_of_jax(eqn: JaxprEqn) -> bool:
-    """Return whether all random keys of an equation are of an implementation of JAX's own."""
-    dtypes = {getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)}
-    kinds = {dtype for dtype in dtypes if dtype and jnp.issubdtype(dtype, jax.dtypes.prng_key)}
-    return {str(kind) for kind in kinds} <= {"key<fry>", "key<rbg>", "key<urbg>"}
 
 
 # --- the operands and results of loops and branches in their bodies
@@ -128,21 +118,14 @@ def bodies_of_while(eqn: JaxprEqn) -> list[str]:
     return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
-def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """Return for each carry of a loop its operand number and its result number."""
-    if _compat.name_of(eqn) == "while":
-        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return [(first + out, out) for out in range(len(eqn.outvars))]
-    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-    return list(zip(layout.carries_in, layout.carries_out, strict=True))
+def loop_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """Return how many of a loop's operands are constants, which come first, and how many carries.
 
-
-def fixed_in(eqn: JaxprEqn) -> range:
-    """Return the numbers of the operands of a loop that are the same in all its iterations."""
+    The results begin with the carries.
+    """
     if _compat.name_of(eqn) == "while":
-        return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"])
-    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-    return range(len(layout.constants))
+        return eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(eqn.outvars)
+    return _compat.scan_counts(eqn.params)
 
 
 # --- evaluation
@@ -346,26 +329,50 @@ def _drop_mesh(aval: Any) -> Any:
 Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
 
 
-def rebuild(jaxpr: Any, change: Change, *, is_program: bool = True) -> Any:
-    """Return a jaxpr, open or closed as it came, with some equations changed, at any depth."""
+def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True, is_program: bool = True) -> Any:
+    """Return a jaxpr, open or closed as it came, with some equations changed.
+
+    `in_bodies` says whether equations in bodies are changed, too.
+    """
     builder = Builder(jaxpr, is_program=is_program)
-    rebuild_into(builder, jaxpr, change)
+    _rebuild_into(builder, jaxpr, change, in_bodies=in_bodies)
     if not builder.is_changed:
         return jaxpr
     return builder.finish(builder.read_all(open_jaxpr(jaxpr).outvars))
 
 
-def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
+def _rebuild_into(builder: Builder, jaxpr: Any, change: Change, *, in_bodies: bool) -> None:
     """Add the equations of a jaxpr, changed, to what is being built."""
     for eqn in open_jaxpr(jaxpr).eqns:
         results = change(eqn, builder)
         if results is not None:
             builder.is_changed = True
             builder.env.update(zip(eqn.outvars, results, strict=True))
-        else:
+            continue
+        new = eqn
+        if in_bodies:
             new = with_bodies(eqn, lambda body: rebuild(body, change, is_program=False))
-            builder.is_changed |= new is not eqn
-            builder.copy(new, builder.read_all(new.invars))
+        builder.is_changed |= new is not eqn
+        builder.copy(new, builder.read_all(new.invars))
+
+
+def inline_calls(
+    jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool], *, in_bodies: bool = True
+) -> Any:
+    """Return a jaxpr with the wanted calls, and those in them, replaced by their equations.
+
+    `in_bodies` says whether calls in the bodies of other equations are inlined, too.
+    """
+
+    def inline(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
+        if not is_inlined(eqn):
+            return None
+        (called,) = bodies(eqn)
+        with builder.inline(called, builder.read_all(eqn.invars)) as opened:
+            _rebuild_into(builder, opened, inline, in_bodies=in_bodies)
+        return builder.read_all(opened.outvars)
+
+    return rebuild(jaxpr, inline, in_bodies=in_bodies)
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:

@@ -51,13 +51,7 @@ class _Route:
             out_specs=list(self.layout.results),
             check_vma=False,
         )
-        if not _is_explicit(self.mesh):
-            return mapped(*values)
-        results = mapped(*map(self._reshard, values, self.layout.operands))
-        types: list[Any] = [var.aval for var in eqn.outvars]
-        return [
-            self._reshard(x, kind.sharding.spec) for x, kind in zip(results, types, strict=True)
-        ]
+        return mapped(*values)
 
     def __str__(self) -> str:
         operands, results = (
@@ -65,11 +59,6 @@ class _Route:
             for specs in (self.layout.operands, self.layout.results)
         )
         return f"shard_map, ({operands}) -> ({results})"
-
-    def _reshard(self, x: jax.Array, spec: P) -> jax.Array:
-        # Under jax.set_mesh, the mesh of the context is the one to name.
-        is_outside = jax.sharding.get_abstract_mesh().empty
-        return jax.sharding.reshard(x, NamedSharding(self.mesh, spec) if is_outside else spec)
 
 
 def plan_partitioning(
@@ -94,7 +83,9 @@ def plan_partitioning(
     Raises:
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
-    program, specs = propagation.inline_jits(jaxpr), specs or {}
+    # With jits inlined, each call of one can be sharded by itself.
+    program = interpreter.inline_calls(jaxpr, propagation.is_plain_jit)
+    specs = specs or {}
     calls = [eqn for eqn in interpreter.equations(program) if propagation.is_partitioned(eqn)]
     if not calls:
         return PassPlan(None)
@@ -182,12 +173,9 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
         raise ValueError(layout)
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
-    if len(set(mesh.axis_types)) > 1:
-        raise ValueError("the mesh has both Auto and Explicit axes")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError("the mesh has axes that are not Auto, on which shardings are types")
     result_types: list[Any] = [var.aval for var in eqn.outvars]
-    if _is_explicit(mesh):  # shardings are part of the types, which the program must get back
-        typed = _normalize_specs([aval.sharding.spec for aval in result_types], eqn.outvars)
-        layout = dataclasses.replace(layout, results=typed)
     operands = _sharded_types(eqn.invars, layout.operands, mesh)
     arguments = params["in_tree"].unflatten(operands)
     results = params["out_tree"].unflatten(_sharded_types(eqn.outvars, layout.results, mesh))
@@ -245,10 +233,6 @@ def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]
 def _name_of(eqn: JaxprEqn) -> str:
     """Return the name of the function that the user decorated."""
     return eqn.params["call"].jaxpr.debug_info.func_name
-
-
-def _is_explicit(mesh: Mesh) -> bool:
-    return AxisType.Explicit in mesh.axis_types
 
 
 def _finding(eqn: JaxprEqn, outcome: Outcome, what: str, why: str) -> PassFinding:

@@ -106,8 +106,7 @@ class RewrittenProgram:
         self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _TracedCall]()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._jits = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Any]]()
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._fronts = programs.Fronts(
+        self.fronts = programs.Fronts(
             name,
             self._call_anew,
             function=lambda: self.fun,
@@ -116,11 +115,6 @@ class RewrittenProgram:
             static_argnums=self._jit_options.static_argnums,
             static_argnames=self._jit_options.static_argnames,
         )
-
-    def serve(self, caller: Any) -> None:
-        """Set `caller.__call__` to the fast path now, and whenever another program becomes it."""
-        self._callers.add(caller)
-        caller.__call__ = self._fronts.call
 
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         call = self._find(args, kwargs)
@@ -148,14 +142,14 @@ class RewrittenProgram:
             return self._stage(call, args, kwargs), None, False
         for mesh in call.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
+        mesh = self.options.mesh
         try:
             return self._run(asking, call, args, kwargs)
         except ValueError:  # perhaps of jit, for arguments on different sets of devices
-            mesh = self.options.mesh
-            moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
-            if moved is None:
+            if mesh is None:
                 raise
-        results, _, _ = self._run(asking, self._find(*moved), *moved)
+        args, kwargs = remesh.put_on(mesh, (args, kwargs))
+        results, _, _ = self._run(asking, self._find(args, kwargs), args, kwargs)
         return results, None, False
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
@@ -184,9 +178,7 @@ class RewrittenProgram:
         jitted = self._jit(placed, call.variant)
         results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
         is_full = call.mesh is not None and programs.can_be_full(call.mesh)
-        if self._fronts.use(placed, is_full=is_full):
-            for caller in self._callers:
-                caller.__call__ = self._fronts.call
+        self.fronts.use(placed, is_full=is_full)
         return results, memory if placed is asking else None, stale
 
     def _place_captures(self, call: _KnownCall) -> PlacedCaptures:

@@ -94,6 +94,8 @@ class Fronts:
         self._static_argnums, self._static_argnames = static_argnums, static_argnames
         self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
         self._used = NO_CAPTURES, False  # by the last call
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._call_of_callers: Callable[..., Any] | None = None  # in the place of `call`
         self.call: Callable[..., Any] = self._front(NO_CAPTURES)
 
     @property
@@ -101,16 +103,28 @@ class Fronts:
         """The user's function, which `strict` names in its errors."""
         return self._function()
 
-    def use(self, placed: PlacedCaptures, *, is_full: bool) -> bool:
-        """Point `call` to the front of the program that just ran; return whether it changed."""
+    def serve(self, caller: Any) -> None:
+        """Set `caller.__call__` to the fastest way to call, now and whenever that changes."""
+        self._callers.add(caller)
+        caller.__call__ = self._call_of_callers or self.call
+
+    def serve_by(self, call: Callable[..., Any]) -> None:
+        """Have all callers call `call`, which ends in the fronts' own `call`."""
+        self._call_of_callers = call
+        for caller in self._callers:
+            caller.__call__ = call
+
+    def use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
+        """Point `call` to the front of the program that just ran."""
         if self._used == (placed, is_full):
-            return False
+            return
         self._used = placed, is_full
         front = self._front(placed)
         if placed is not NO_CAPTURES:
             front = functools.partial(front, placed.values)
         self.call = throttled(front) if is_full else front
-        return True
+        for caller in self._callers if self._call_of_callers is None else ():
+            caller.__call__ = self.call
 
     def _front(self, placed: PlacedCaptures) -> Callable[..., Any]:
         """Return the front, made at first use, of programs with these captured arrays."""

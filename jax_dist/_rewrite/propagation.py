@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Atom, Builder, Values
+from jax_dist._rewrite.interpreter import Values
 
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
@@ -85,19 +85,11 @@ class CallLayout:
 _SCOPE = re.compile(r"jax_dist_site_(\d+)")
 
 
-def inline_jits(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Return the program with jits inlined, so that each call of one can be sharded by itself."""
-
-    def inline(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
-        shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-        is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
-        if _compat.name_of(eqn) != "jit" or not is_plain:
-            return None
-        with builder.inline(eqn.params["jaxpr"], builder.read_all(eqn.invars)) as opened:
-            interpreter.rebuild_into(builder, opened, inline)
-        return builder.read_all(opened.outvars)
-
-    return interpreter.rebuild(jaxpr, inline)
+def is_plain_jit(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a jit without shardings of its own."""
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
+    return is_plain and _compat.name_of(eqn) == "jit"
 
 
 def layouts_of(

@@ -8,12 +8,11 @@ devices; the arrays that go in and out lie on the caller's mesh, under the calle
 import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -109,12 +108,7 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
     # With equal names and sizes, the types in the body hold as they are; else it is traced again.
     keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
     inner = site.eqn.params["jaxpr"]
-    for eqn in interpreter.equations(inner) if not keeps_types else ():
-        if _compat.name_of(eqn) in ("reshard", "sharding_constraint"):
-            where = interpreter.source_line(eqn)
-            raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
     evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
-    axes_of_inner_pmaps = set(site.mesh.axis_names) - {site.axis}
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
         """Shard values on the caller's mesh, where the axis of the pmap has another name."""
@@ -134,7 +128,6 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
                 mesh=pmap_mesh,
                 in_specs=tuple(params["in_specs"]),
                 out_specs=list(params["out_specs"]),
-                axis_names=set(pmap_mesh.axis_names) - axes_of_inner_pmaps,
                 check_vma=False,
             )(*operands)
         return constrain(results, params["out_specs"])
@@ -151,55 +144,28 @@ def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
         raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
-    # An axis of the mesh for each axis of the pmap and of those inside it, of the same size.
-    pmap_names: dict[str, str] = {}  # by the axis of the mesh
-    for name, size in site.mesh.shape.items():
-        axis = _choose_axis(mesh, name, size, pmap_names)
-        if axis is None:
-            sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-            raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
-        pmap_names[axis] = name
-    (target,) = (axis for axis, name in pmap_names.items() if name == site.axis)
-    names = [pmap_names.get(axis, f"other_{axis}") for axis in mesh.axis_names]
+    if len(site.mesh.axis_names) > 1:
+        raise _RemeshRefused("it has a pmap inside")
+    size = site.mesh.shape[site.axis]
+    fitting = [axis for axis in mesh.axis_names if mesh.shape[axis] == size]
+    if not fitting:
+        sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
+        raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{site.axis}'")
+    target = site.axis if site.axis in fitting else fitting[0]
+    names = [site.axis if axis == target else f"other_{axis}" for axis in mesh.axis_names]
     return target, _compat.auto_mesh(mesh.devices, names)
 
 
-def _choose_axis(mesh: Mesh, name: Any, size: int, taken: Collection[Any]) -> str | None:
-    """Return a mesh axis of this size that is not taken, the one of this name if it is one."""
-    fitting = [axis for axis in mesh.shape if axis not in taken and mesh.shape[axis] == size]
-    return name if name in fitting else next(iter(fitting), None)
+def put_on(mesh: Mesh, tree: Any) -> Any:
+    """Replicate on the mesh what a pmap outside of the rewriting left on some of its devices."""
+    devices, everywhere = set(mesh.devices.flat), NamedSharding(mesh, P())
 
+    def put(leaf: Any) -> Any:
+        is_tied = isinstance(leaf, jax.Array) and leaf.committed
+        is_elsewhere = is_tied and leaf.sharding.device_set != devices
+        return jax.device_put(leaf, everywhere) if is_elsewhere else leaf
 
-# --- arguments on some devices only, put on all of the mesh
-
-
-def put_on(
-    mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Put every array on all devices of the mesh, sharded as it was where that fits.
-
-    jit takes no arrays on different sets of devices. What a pmap outside of the rewriting made is
-    on the devices of that pmap; pmaps inside are moved to the mesh. None: no array is elsewhere.
-    """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    devices, is_moved = set(mesh.devices.flat), False
-    for n, leaf in enumerate(leaves):
-        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        if is_array and leaf.committed and leaf.sharding.device_set != devices:
-            is_moved = True
-            leaves[n] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
-    return jax.tree.unflatten(tree, leaves) if is_moved else None
-
-
-def _spec_on(mesh: Mesh, sharding: Any) -> P:
-    """Return a spec with an axis of the same size for each sharded dimension, if there is one."""
-    if not isinstance(sharding, NamedSharding):
-        return P()
-    parts: list[str | None] = []
-    for part in sharding.spec:
-        size = sharding.mesh.shape[part] if isinstance(part, str) else 0
-        parts.append(_choose_axis(mesh, part, size, parts))
-    return P(*parts)
+    return jax.tree.map(put, tree)
 
 
 # --- `jax.pmap` in a traced function, with several processes: over the devices of all of them

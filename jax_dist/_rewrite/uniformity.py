@@ -17,7 +17,7 @@ from jax_dist import _compat
 from jax_dist._rewrite.interpreter import (
     bodies,
     bodies_of_while,
-    carries,
+    loop_counts,
     named_axes,
     names_of,
     open_jaxpr,
@@ -163,8 +163,10 @@ class Invariance:
             # Along other axes than these, devices may leave a while loop at different times.
             same_count = scope.intersection(*outs.pop("cond_jaxpr", ()))
             (results,), after_iteration = outs.values(), list(ins)
-            for operand, result in carries(eqn):
-                after_iteration[operand] = ins[operand] & results[result] & same_count
+            first, count = loop_counts(eqn)
+            for result in range(count):
+                same = ins[first + result] & results[result] & same_count
+                after_iteration[first + result] = same
             if after_iteration == ins:
                 return ins
             ins = after_iteration
@@ -172,12 +174,11 @@ class Invariance:
     def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
         """Return for each result of a loop, carry or stacked, along which axes it is the same."""
         settled = self._operands_in_all_iterations(eqn, operands, scope)
-        results: list[Same] = [NOWHERE] * len(eqn.outvars)
-        if "jaxpr" in eqn.params:  # a scan, whose stacked results come from its body
-            results = self.outputs(eqn.params["jaxpr"], settled, scope)
-        for operand, result in carries(eqn):
-            results[result] = settled[operand]  # without any iteration, a carry is its operand
-        return results
+        first, count = loop_counts(eqn)
+        carries = settled[first : first + count]  # without any iteration, a carry is its operand
+        if _compat.name_of(eqn) == "while":
+            return carries
+        return [*carries, *self.outputs(eqn.params["jaxpr"], settled, scope)[count:]]
 
 
 def cut_along(spec: Any) -> Same:

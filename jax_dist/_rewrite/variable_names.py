@@ -5,7 +5,6 @@ methods belong to, and all functions that it reaches in these. A name starts aga
 because the user sees it there.
 """
 
-import collections
 import contextlib
 import functools
 import types
@@ -30,20 +29,28 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
       arrays: the ones to name. Those that `fun` does not reach are not in the result.
     """
     names: dict[Identity, tuple[str, str]] = {}
-    queue = collections.deque([fun])
+    for holder, name, leaf in _reachable_leaves(fun):
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        identity = array_identity(leaf) if is_array else None
+        if identity in arrays and identity not in names:
+            names[identity] = name, definition(holder)
+        if len(names) == len(arrays):
+            break
+    return names
+
+
+def _reachable_leaves(fun: Callable) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (function, name in it, leaf) for `fun` and all that it reaches, breadth-first."""
+    queue = [fun]
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
-    while queue and len(names) < len(arrays) and len(seen) < _FUNCTIONS:
-        holder = queue.popleft()
-        for name, variable in _variables(holder):  # "" is what users have no name for
-            for path, leaf in _leaves(variable, name, _DEPTH):
-                if callable(leaf) and id(leaf) not in seen:
+    for holder in queue:
+        for variable_name, variable in _variables(holder):
+            for name, leaf in _leaves(variable, variable_name, _DEPTH):
+                if callable(leaf) and id(leaf) not in seen and len(seen) < _FUNCTIONS:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
-                is_array = isinstance(leaf, jax.Array | np.ndarray)
-                identity = array_identity(leaf) if path and is_array else None
-                if identity in arrays and identity not in names:
-                    names[identity] = path, definition(holder)
-    return names
+                if name:  # "" is what users have no name for
+                    yield holder, name, leaf
 
 
 def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
@@ -93,4 +100,4 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         if depth and not isinstance(leaf, jax.Array | types.FunctionType | types.ModuleType):
             attributes = getattr(leaf, "__dict__", {})
             for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
-                yield from _leaves(attributes[key], f"{leaf_name}.{key}", depth - 1)
+                yield from _leaves(attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1)

@@ -108,11 +108,6 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def counts_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many operands of a scan are constants, and how many are carries."""
-    return len(interpreter.fixed_in(eqn)), len(interpreter.carries(eqn))
-
-
 Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
 
 
@@ -161,7 +156,7 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
         return [of_body[name] for name in interpreter.bodies_of_while(eqn)]
     results = list(wanted)
     if _compat.name_of(eqn) == "scan":
-        _, carried = counts_of_scan(eqn)
+        _, carried = interpreter.loop_counts(eqn)
         for n in range(carried, len(results)):  # stacked: the body's lack the first dimension
             spec = results[n]
             results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
@@ -187,7 +182,7 @@ def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """
     specs: list[Any] = [None] * len(eqn.invars)
     is_scan = _compat.name_of(eqn) == "scan"
-    first_scanned = sum(counts_of_scan(eqn)) if is_scan else len(eqn.invars)
+    first_scanned = sum(interpreter.loop_counts(eqn)) if is_scan else len(eqn.invars)
     results, numbers = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
     for jaxpr, of_results, operands in zip(interpreter.bodies(eqn), results, numbers, strict=True):
         body = interpreter.open_jaxpr(jaxpr)

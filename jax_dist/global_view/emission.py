@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
-from jax_dist.global_view.analysis import ValueFacts, counts_of_scan, variables
+from jax_dist.global_view.analysis import ValueFacts, variables
 from jax_dist.global_view.mesh_axes import MeshAxes, Shard
 from jax_dist.global_view.regions import BodyPlan, EnteredEquation, Region
 
@@ -127,7 +127,8 @@ class Emitter:
         """Return the results of a loop or branch for operands, each uniform or `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
         # A constant of the loop that no iteration wants sharded is gathered once, before it.
-        for number in interpreter.fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
+        constants = interpreter.loop_counts(eqn)[0] if record_of(eqn).kind == "loop" else 0
+        for number in range(constants):
             if step.ins[number] and step.in_specs[number] is None:
                 values[number] = self.gather(values[number], facts.spec_of(eqn.invars[number]))
         with interpreter.located(eqn, anew=True):
@@ -141,7 +142,7 @@ class Emitter:
 
     def _run_scan(self, step: EnteredEquation, values: Values) -> Values:
         """Run a scan; what varies over iterations is `[N, T, *s]`, for `lax.scan` `[T, N, *s]`."""
-        (plan,), (first, carried) = step.plans, counts_of_scan(step.eqn)
+        (plan,), (first, carried) = step.plans, interpreter.loop_counts(step.eqn)
         values, last = self._stack_all(values, step.ins, plan.ins), first + carried
         start = self._constrain_all(values[first:last], step.out_specs[:carried])
         pairs = zip(values[last:], plan.ins[last:], strict=True)  # that the scan slices
@@ -298,7 +299,7 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
     if record_of(eqn).call in ("inline", "checkpoint"):
         shards = dict(sharded)
     elif _compat.name_of(eqn) == "scan":
-        first = sum(counts_of_scan(eqn))
+        first = sum(interpreter.loop_counts(eqn))
         sliced = {n: shard for n, shard in sharded.items() if n >= first and shard.dim != 0}
         shards = {n: shard.of_iteration for n, shard in sliced.items()}
     else:
@@ -309,7 +310,7 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
 
 def _scan_with(eqn: JaxprEqn, values: Values, run_iteration: Callable[[Values], Values]) -> Values:
     """Run a scan with a function of constants, carries and slices in the place of its jaxpr."""
-    first, carried = counts_of_scan(eqn)
+    first, carried = interpreter.loop_counts(eqn)
 
     def iteration(carry: Values, xs: Values) -> tuple[Values, Values]:
         outs = run_iteration([*values[:first], *carry, *xs])

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Builder, carries, record_of
+from jax_dist._rewrite.interpreter import loop_counts, record_of
 from jax_dist.global_view.analysis import (
     AxisAnalysis,
     ValueFacts,
@@ -109,7 +109,9 @@ class Planner:
 
         `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
         """
-        closed = _inline_calls(jaxpr)
+        closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+        is_call = lambda eqn: record_of(eqn).call == "inline"
+        closed = interpreter.inline_calls(closed, is_call, in_bodies=False)
         uniform = self.analysis.uniform_values(closed, ins)
         facts = ValueFacts(uniform, wanted_specs(closed.jaxpr, wanted, uniform))
         return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))
@@ -211,25 +213,6 @@ class Planner:
         return {var: shard for var, shard in shards.items() if shard is not None}
 
 
-def _inline_calls(jaxpr: Any) -> ClosedJaxpr:
-    """Return a body, open or closed, as a closed one with its calls (of jits) inlined."""
-    closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-    is_call = lambda eqn: record_of(eqn).call == "inline"
-    if not any(map(is_call, closed.jaxpr.eqns)):
-        return closed
-    builder = Builder(closed, is_program=True)
-    for eqn in closed.jaxpr.eqns:
-        operands = builder.read_all(eqn.invars)
-        if is_call(eqn):
-            (called,) = interpreter.bodies(eqn)
-            results = builder.add(called, operands)
-            builder.env.update(zip(eqn.outvars, results, strict=True))
-        else:
-            builder.copy(eqn, operands)
-    # A call may have been in a call.
-    return _inline_calls(builder.finish(builder.read_all(closed.jaxpr.outvars)))
-
-
 def _iteration_sums(
     body: Jaxpr, scatters: Mapping[Var, Shard]
 ) -> Iterator[tuple[Var, IterationSum]]:
@@ -243,7 +226,7 @@ def _iteration_sums(
         for var in variables(eqn.invars):
             readers.setdefault(var, []).append(eqn)
     scans = [eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan"]
-    for result in (var for eqn in scans for var in eqn.outvars[len(carries(eqn)) :]):
+    for result in (var for eqn in scans for var in eqn.outvars[loop_counts(eqn)[1] :]):
         var, between = result, []
         while var not in body.outvars and len(readers.get(var, ())) == 1:
             (eqn,) = readers[var]

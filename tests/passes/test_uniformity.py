@@ -8,7 +8,6 @@ from fuzzing import values_from
 from gather_cases import CASES
 from gather_checks import blocks, mesh_of
 from jax import lax
-from jax.extend import random as extended_random
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
@@ -188,24 +187,6 @@ def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name(name):
 
     assert same(lambda x: doubled.bind(jnp.ones((2, 3)))) == NONE
     _rewrites_right(lambda x: doubled.bind(x) + lax.all_gather(x, "i").mean(0))
-
-
-def test_random_bits_of_a_users_own_keys_may_differ():
-    wrap, data = jax.random.wrap_key_data, jax.random.key_data
-    implementation = extended_random.define_prng_impl(
-        key_shape=(2,),
-        seed=lambda seed: data(jax.random.key(seed)),
-        split=lambda key, shape: data(jax.random.split(wrap(key), shape)),
-        random_bits=lambda key, width, shape: (
-            jax.random.bits(wrap(key), shape, jnp.uint32) ^ lax.axis_index("i").astype("uint32")
-        ),
-        fold_in=lambda key, data: key,
-        tag="own",
-    )
-    bits = lambda **kind: jax.random.bits(wrap(data(jax.random.key(0)), **kind), (2, 3))
-
-    assert same(lambda x: bits(impl=implementation)) == NONE
-    assert same(lambda x: bits()) == BOTH
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -108,8 +108,6 @@ def _global_loss_in_a_branch(w, x):
 
 _RIGHT = {
     "pcast first": lambda w, x: lax.pmean(_grad(_varying(w), x), "i"),
-    "divided": lambda w, x: _grad(w, x) / lax.axis_size("i"),
-    "scaled": lambda w, x: _grad(w, x) * 0.25,
     "mean of the loss": jax.grad(lambda w, x: lax.pmean(_loss(w, x), "i")),
     "sum of the loss": jax.grad(lambda w, x: lax.psum(_loss(w, x), "i") / 4),
     "mean of the loss, and of its gradient": lambda w, x: lax.pmean(
