@@ -344,7 +344,7 @@ def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
     counts = dict.fromkeys(_PER_OPERAND, len(jaxpr.in_avals))
     counts |= dict.fromkeys(("out_shardings", "out_layouts"), len(jaxpr.out_avals))
     spread = {name: (model.params[name][0],) * count for name, count in counts.items()}
-    params = {**model.params, **spread, "jaxpr": jaxpr, "name": "as_it_is"}
+    params = {**model.params, **spread, "jaxpr": jaxpr, "name": "rewritten"}
     return model.replace(params=params, outvars=jaxpr.jaxpr.outvars, effects=jaxpr.effects)
 
 

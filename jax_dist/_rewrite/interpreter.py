@@ -7,7 +7,6 @@ needs to be known of the primitive around it; and only what is new is traced.
 
 import contextlib
 import functools
-import itertools
 import operator
 import os
 import re
@@ -133,16 +132,10 @@ def loop_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
     """Evaluate a jaxpr, with its constants or without if it has none, in the current trace."""
-    opened = open_jaxpr(jaxpr)
-    if len(list(itertools.islice(equations(jaxpr), _LONG))) < _LONG:
-        return eval_jaxpr(opened, constants(jaxpr), *args)
-    closed = jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(opened, ())
-    return replay(_compat.call_of(closed), args)
-
-
-# From this many equations on, at any depth, a jaxpr becomes one call of what is traced already: to
-# bind an equation again takes about as long as to trace it for the first time.
-_LONG = 64
+    # As one call of what is traced already: to bind each equation again takes about as long as to
+    # trace it for the first time.
+    is_closed = isinstance(jaxpr, core.ClosedJaxpr)
+    return replay(_compat.call_of(jaxpr if is_closed else core.ClosedJaxpr(jaxpr, ())), args)
 
 
 def run(

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
-from jax_dist._multihost.agreement import Fingerprint, containers, describe
+from jax_dist._multihost.agreement import Fingerprint
 from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
 from jax_dist._rewrite import PassFinding, PassPlan, interpreter, programs, remesh
@@ -243,20 +243,11 @@ class RewrittenProgram:
         routes = options.partitioning == "route" and "custom_partitioning" in primitives
         # The body of a custom_partitioning operation, which the jaxpr does not show, may gather.
         gathers = options.gathers != "keep" and (routes or "all_gather" in primitives)
-        fingerprint = self._fingerprint(traced, args, kwargs) if jax.process_count() > 1 else None
+        fingerprint = None
+        if jax.process_count() > 1:
+            fingerprint = Fingerprint.take((args, kwargs, traced.out_info))
         findings = tuple(self._pmap_findings)
         return _TracedCall(lifted, out_tree, fingerprint, findings, meshes, routes, gathers)
-
-    def _fingerprint(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> Fingerprint:
-        """Return a description of a call and its results, to compare between processes."""
-        jaxpr = traced.jaxpr
-        name_of = lambda path: f"argument {jax.tree_util.keystr(path)}"
-        leaves = {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path((args, kwargs))}
-        dynamic = jax.tree.leaves_with_path(self._dynamic(args, kwargs))
-        leaves |= zip([name_of(path) for path, _ in dynamic], jaxpr.in_avals, strict=True)
-        leaves |= {f"result {number}": aval for number, aval in enumerate(jaxpr.out_avals)}
-        described = {name: describe(leaf) for name, leaf in leaves.items()}
-        return Fingerprint(containers(jax.tree.structure(traced.out_info)), described)
 
     def _dynamic(self, args: _Args, kwargs: _Kwargs) -> tuple[dict[int, Any], _Kwargs]:
         """Return the arguments that are not static, by position and by name."""

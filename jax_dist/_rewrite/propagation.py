@@ -109,7 +109,7 @@ def layouts_of(
         return {id(eqn): problem for eqn in eqns}
     numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
-    layouts = _read_layouts(lowered.compiler_ir(), mesh)
+    layouts = _read_layouts(lowered.compiler_ir())
     return {key: layouts[number] for key, number in numbers.items() if number in layouts}
 
 
@@ -142,18 +142,12 @@ def _lower_with_scopes(
 # --- what Shardy writes into the module
 
 
-def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
+def _read_layouts(module: Any) -> dict[int, CallLayout | str]:
     """Run Shardy on a module; return the layout of each call, or why not, by its scope number."""
-    meshes: dict[str, Any] = {}  # that the module declares, by name
     calls: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        """Collect the meshes and the custom calls of the module."""
-        attributes: Any = operation.attributes
-        if operation.name == "sdy.mesh":
-            name = ir.StringAttr(attributes["sym_name"]).value
-            meshes[name] = sdy.MeshAttr(attributes["mesh"])
-        elif operation.name == "stablehlo.custom_call":
+        if operation.name == "stablehlo.custom_call":
             calls.append(operation)
         return ir.WalkResult.ADVANCE
 
@@ -170,8 +164,7 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
                 continue
             try:
                 operands, results = (
-                    tuple(_spec(value, mesh, meshes) for value in values)
-                    for values in (call.operands, call.results)
+                    tuple(map(_spec, values)) for values in (call.operands, call.results)
                 )
                 layouts[int(scope[1])] = CallLayout(operands, results)
             except ValueError as reason:
@@ -179,12 +172,8 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
     return layouts
 
 
-def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
-    """Return the spec of a value on `mesh`; `meshes` are those that the module declares, by name.
-
-    Raises:
-      ValueError: no spec says how it is sharded.
-    """
+def _spec(value: ir.Value) -> P:
+    """Return how Shardy shards a value; raise ValueError if no spec says that."""
     maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
@@ -196,10 +185,4 @@ def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
         if any(axis.sub_axis_info is not None for axis in axes):
             raise ValueError("one of its values is split along a part of an axis")
         parts.append(tuple(axis.name for axis in axes))
-    if any(parts):
-        declared = meshes[ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value]
-        sizes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, declared.axes)]
-        # Device ids are only there if the order is not that of the program's devices.
-        if declared.device_ids or sizes != list(mesh.shape.items()):
-            raise ValueError("its values are on another mesh")
     return P(*[axes[0] if len(axes) == 1 else axes or None for axes in parts])
