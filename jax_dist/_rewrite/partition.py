@@ -64,7 +64,7 @@ class _Route:
 def plan_partitioning(
     jaxpr: ClosedJaxpr,
     *,
-    mesh: Mesh | None,
+    meshes: Sequence[Mesh],
     in_shardings: Sequence[NamedSharding | None],
     specs: Specs | None = None,
 ) -> PassPlan:
@@ -72,7 +72,7 @@ def plan_partitioning(
 
     Args:
       jaxpr: the program.
-      mesh: what it runs on; None: the one mesh that the arguments or the program mention.
+      meshes: what the arguments and the program mention; equations stay if there are several.
       in_shardings: one for each input of the jaxpr; None where it is not known.
       specs: by the name of an op, the specs of its operands (a sequence) and of its results (one,
         or a sequence), in place of those that the compiler would choose.
@@ -85,74 +85,67 @@ def plan_partitioning(
     """
     # With jits inlined, each call of one can be sharded by itself.
     program = interpreter.inline_calls(jaxpr, propagation.is_plain_jit)
-    specs = specs or {}
     calls = [eqn for eqn in interpreter.equations(program) if propagation.is_partitioned(eqn)]
-    if not calls:
-        return PassPlan(None)
-    names = dict.fromkeys(map(_name_of, calls))
-    if unknown := [name for name in specs if name not in names]:
+    specs, names = specs or {}, dict.fromkeys(map(_name_of, calls))
+    if calls and (unknown := [name for name in specs if name not in names]):
         raise ArgumentError(
             f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
             f"of the program are {', '.join(map(repr, names))}."
         )
-    named = propagation.find_meshes(interpreter.equations(jaxpr))
-    meshes = [mesh] if mesh else propagation.meshes_of(named, in_shardings)
+    # On one device, JAX puts the body of the op into the program itself.
+    if not calls or not meshes or meshes[0].size == 1:
+        return PassPlan(None)
+    why = ""
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-        unchanged = [_finding(eqn, "refused", "left as it is", why) for eqn in calls]
-        return PassPlan(None, tuple(unchanged))
-    if not meshes or meshes[0].size == 1:
-        return PassPlan(None)  # there JAX puts the body of the op into the program itself
-    layouts = _layouts_of_calls(program, calls, meshes[0], in_shardings, specs)
+    elif any(kind != AxisType.Auto for kind in meshes[0].axis_types):
+        why = "the mesh has axes that are not Auto, on which shardings are types"
+    if why:
+        return PassPlan(None, tuple(_refused(eqn, why) for eqn in calls))
+    return _route_calls(program, calls, meshes[0], in_shardings, specs)
+
+
+def _route_calls(
+    program: ClosedJaxpr,
+    calls: Sequence[JaxprEqn],
+    mesh: Mesh,
+    in_shardings: Sequence[NamedSharding | None],
+    specs: Specs,
+) -> PassPlan:
+    """Route the calls through `jax.shard_map` on a mesh; see `plan_partitioning`."""
+    regions = [e for e in interpreter.equations(program) if _compat.name_of(e) == "shard_map"]
+    in_regions = {
+        id(e) for region in regions for e in interpreter.equations(region.params["jaxpr"])
+    }
+    layouts = propagation.layouts_of(program, calls, mesh, in_shardings)
     routes: dict[int, _Route] = {}  # by the identity of the call
     findings: list[PassFinding] = []
-    for eqn in (eqn for eqn in calls if id(eqn) in layouts):
+    for eqn in (eqn for eqn in calls if id(eqn) in layouts):  # lowering drops the others
+        layout, name = layouts[id(eqn)], _name_of(eqn)
         try:
-            route = routes[id(eqn)] = _ask_partition(eqn, layouts[id(eqn)], meshes[0])
+            if id(eqn) in in_regions:
+                raise ValueError("it stands in a shard_map over some axes only, or another mesh")
+            if name in specs:
+                layout = _layout_from_specs(eqn, *specs[name])
+            route = routes[id(eqn)] = _ask_partition(eqn, layout, mesh)
         except (NotImplementedError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0].rstrip(":.")
-            if _name_of(eqn) in specs:
-                raise ArgumentError(f"specs= do not fit {_name_of(eqn)!r}: {why}.") from error
-            findings.append(_finding(eqn, "refused", "left as it is", why))
+            if name in specs:
+                raise ArgumentError(f"specs= do not fit {name!r}: {why}.") from error
+            findings.append(_refused(eqn, why))
         else:
             findings.append(_finding(eqn, "rewritten", str(route), ""))
     changed = interpreter.replace_equations(program, routes) if routes else None
     return PassPlan(changed, tuple(findings))
 
 
-def _layouts_of_calls(
-    program: ClosedJaxpr,
-    calls: Sequence[JaxprEqn],
-    mesh: Mesh,
-    in_shardings: Sequence[NamedSharding | None],
-    specs: Specs,
-) -> dict[int, CallLayout | str]:
-    """Return by the `id` of a call how its values are sharded, or the reason why it stays.
-
-    `specs` of the user say it, or else the compiler. Without entry are calls that lowering drops.
-    """
-    without_specs = [eqn for eqn in calls if _name_of(eqn) not in specs]
-    layouts = propagation.layouts_of(program, without_specs, mesh, in_shardings)
-    for eqn in calls:
-        if _name_of(eqn) in specs:
-            layouts[id(eqn)] = _layout_from_specs(eqn, *specs[_name_of(eqn)])
-    for region in interpreter.equations(program):
-        if _compat.name_of(region) == "shard_map":
-            for eqn in interpreter.equations(region.params["jaxpr"]):
-                if id(eqn) in layouts:
-                    why = "it stands in a shard_map over some axes only, or another mesh"
-                    layouts[id(eqn)] = why
-    return layouts
-
-
 def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
-    """Return a call's layout from the user's specs; raise ArgumentError if their counts differ."""
+    """Return a call's layout from the user's specs; raise ValueError if their counts differ."""
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
-    counts = len(in_specs), len(results)
-    if counts != (len(eqn.invars), len(eqn.outvars)):
-        raise ArgumentError(
-            f"specs= of {_name_of(eqn)!r} are for {counts[0]} operands and {counts[1]} results; "
-            f"it has {len(eqn.invars)} (without static ones) and {len(eqn.outvars)}."
+    if (len(in_specs), len(results)) != (len(eqn.invars), len(eqn.outvars)):
+        raise ValueError(
+            f"it has {len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} "
+            f"results, not {len(in_specs)} and {len(results)}"
         )
     return CallLayout(
         _normalize_specs(in_specs, eqn.invars), _normalize_specs(results, eqn.outvars)
@@ -173,9 +166,6 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
         raise ValueError(layout)
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
-    if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise ValueError("the mesh has axes that are not Auto, on which shardings are types")
-    result_types: list[Any] = [var.aval for var in eqn.outvars]
     operands = _sharded_types(eqn.invars, layout.operands, mesh)
     arguments = params["in_tree"].unflatten(operands)
     results = params["out_tree"].unflatten(_sharded_types(eqn.outvars, layout.results, mesh))
@@ -188,14 +178,13 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
     )
     route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], layout_of_blocks)
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
-    routed_types: list[Any] = traced.out_avals
-    for result, aval in zip(routed_types, result_types, strict=True):
-        if (result.shape, result.dtype) != (aval.shape, aval.dtype) or aval.weak_type:
-            weak = "weakly typed " if aval.weak_type else ""
-            raise ValueError(
-                f"its lowering gives {result.dtype}{list(result.shape)}, and the operation "
-                f"{weak}{aval.dtype}{list(aval.shape)}"
-            )
+    for var, result in zip(eqn.outvars, traced.out_avals, strict=True):
+        expected, actual = (
+            f"{kind.dtype}{list(kind.shape)}{' (weakly typed)' if kind.weak_type else ''}"
+            for kind in (var.aval, result)
+        )
+        if actual != expected:
+            raise ValueError(f"its lowering gives {actual}, and the operation {expected}")
     return route
 
 
@@ -233,6 +222,10 @@ def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]
 def _name_of(eqn: JaxprEqn) -> str:
     """Return the name of the function that the user decorated."""
     return eqn.params["call"].jaxpr.debug_info.func_name
+
+
+def _refused(eqn: JaxprEqn, why: str) -> PassFinding:
+    return _finding(eqn, "refused", "left as it is", why)
 
 
 def _finding(eqn: JaxprEqn, outcome: Outcome, what: str, why: str) -> PassFinding:

@@ -284,7 +284,7 @@ class RewrittenProgram:
             call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
             replicated = None if call.mesh is None else NamedSharding(call.mesh, P())
             shardings = (*[replicated] * len(lifted.values), *call.shardings)
-            plan = functools.partial(plan_partitioning, mesh=call.mesh, in_shardings=shardings)
+            plan = functools.partial(plan_partitioning, meshes=call.meshes, in_shardings=shardings)
             passes.append(functools.partial(plan, specs=options.specs))
         if traced.gathers:
             passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))

@@ -100,12 +100,8 @@ def layouts_of(
     Without entry are calls that lowering drops: their results are unused, or JAX inlines the op.
     """
     config: Any = jax.config  # its attributes are made at run time
-    devices, problem = set(mesh.devices.flat), ""
     if not config.jax_use_shardy_partitioner:
         problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-    elif any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
-        problem = "an argument is on other devices than those of the mesh"
-    if problem or not eqns:
         return {id(eqn): problem for eqn in eqns}
     numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
@@ -132,9 +128,9 @@ def _lower_with_scopes(
     shapes = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]
     for var, sharding in zip(jaxpr.jaxpr.invars, in_shardings, strict=True):
         aval: Any = var.aval
-        if sharding is None and not aval.sharding.mesh.empty:
-            sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
-        kind = {"sharding": sharding, "weak_type": aval.weak_type}
+        # What is on other devices is moved to those of the mesh in the call.
+        is_there = sharding is not None and sharding.device_set == set(mesh.devices.flat)
+        kind = {"sharding": sharding if is_there else None, "weak_type": aval.weak_type}
         shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **kind))
     return jax.jit(program, keep_unused=True).lower(*shapes)
 
@@ -144,32 +140,32 @@ def _lower_with_scopes(
 
 def _read_layouts(module: Any) -> dict[int, CallLayout | str]:
     """Run Shardy on a module; return the layout of each call, or why not, by its scope number."""
-    calls: list[ir.Operation] = []
+    layouts: dict[int, CallLayout | str] = {}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call":
-            calls.append(operation)
+        """Read the layout of an operation, if it is a call in one of the scopes."""
+        if operation.name != "stablehlo.custom_call":
+            return ir.WalkResult.ADVANCE
+        target = ir.StringAttr(operation.attributes["call_target_name"]).value
+        scope = _SCOPE.search(str(operation.location))
+        if scope and target == "CustomSPMDPartitioning":
+            layouts.setdefault(int(scope[1]), _layout(operation))
         return ir.WalkResult.ADVANCE
 
-    layouts: dict[int, CallLayout | str] = {}
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(
             module.operation
         )
         module.operation.walk(visit)
-        for call in calls:
-            target = ir.StringAttr(call.attributes["call_target_name"]).value
-            scope = _SCOPE.search(str(call.location))
-            if not scope or target != "CustomSPMDPartitioning" or int(scope[1]) in layouts:
-                continue
-            try:
-                operands, results = (
-                    tuple(map(_spec, values)) for values in (call.operands, call.results)
-                )
-                layouts[int(scope[1])] = CallLayout(operands, results)
-            except ValueError as reason:
-                layouts[int(scope[1])] = str(reason)
     return layouts
+
+
+def _layout(call: ir.Operation) -> CallLayout | str:
+    """Return how Shardy shards the operands and results of a call, or why no spec says that."""
+    try:
+        return CallLayout(tuple(map(_spec, call.operands)), tuple(map(_spec, call.results)))
+    except ValueError as reason:
+        return str(reason)
 
 
 def _spec(value: ir.Value) -> P:

@@ -178,6 +178,7 @@ def test_lifted_programs_compute_the_same(name):
 
 def test_an_inner_jit_keeps_its_options():
     mesh = _compat.auto_mesh(np.array(jax.devices()[:2]), ["i"])
+
     def inner(x, y):
         return y * 2, x @ _N
 
