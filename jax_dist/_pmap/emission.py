@@ -189,7 +189,7 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
 def check_collectives(body: TracedBody, jaxpr: Any) -> None:
     """Raise MappedAxisError if an outer vmap has the axis name of collectives in the body."""
     name = body.frame.names[0]
-    if body.shadows and interpreter.contains(jaxpr, lambda eqn: name in named_axes(eqn)):
+    if body.shadows and any(name in named_axes(eqn) for eqn in interpreter.equations(jaxpr)):
         raise MappedAxisError(
             f"pmap of '{body.options.fun_name}' has collectives over axis {name!r}, which a vmap "
             "around it maps, too. Use another axis_name."

@@ -11,13 +11,13 @@ import contextvars
 import dataclasses
 import hashlib
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
@@ -25,7 +25,6 @@ from jax_dist._rewrite.constants import (
     Identity,
     array_identity,
     lift_arrays,
-    literal_identity,
     reason_to_keep,
 )
 from jax_dist._rewrite.interpreter import bodies, constants, open_jaxpr, user_line_of
@@ -83,67 +82,55 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    search = _Search()
-    search.visit(jaxpr, (), "")
-    for identity, (name, line) in find_names(fun, search.captures).items():
-        capture = search.captures[identity]
-        capture.name, capture.captured_at = name, line
-    return tuple(search.captures.values())
-
-
-class _Search:
-    """A walk over a program that describes each array in it once, with its first use."""
-
-    def __init__(self):
-        self.captures: dict[Identity, Capture] = {}
-        self._visited: set[tuple[int, str]] = set()
-
-    def visit(self, jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
-        """Describe the constants of a jaxpr and of the bodies in it.
-
-        Args:
-          jaxpr: open or closed.
-          around: the equations in whose bodies it is, the outermost first.
-          refused: why its constants cannot be lifted; "" if they can.
-        """
-        # A body that many equations share is walked once for each reason.
-        if (id(jaxpr), refused) in self._visited:
-            return
-        self._visited.add((id(jaxpr), refused))
-        opened = open_jaxpr(jaxpr)
-        pairs = zip(opened.constvars, constants(jaxpr), strict=False)
-        by_var = {
-            var: self._describe(identity, value, refused)
-            for var, value in pairs
-            if (identity := array_identity(value)) is not None
-        }
-        for eqn in opened.eqns:
-            for body in bodies(eqn):
-                self.visit(body, (*around, eqn), refused or reason_to_keep(eqn))
-            for atom in eqn.invars:
-                capture = self._describe_operand(atom, by_var, refused)
-                if capture is not None:
-                    capture.used_at = capture.used_at or user_line_of(eqn, around)
-                    capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
-        for atom in opened.outvars:
-            self._describe_operand(atom, by_var, refused)
-
-    def _describe_operand(
-        self, atom: Any, by_var: Mapping[Var, Capture], refused: str
-    ) -> Capture | None:
-        """Return the capture that an atom is, as a constant variable or literal; else None."""
-        if isinstance(atom, Var):
-            return by_var.get(atom)
-        identity = literal_identity(atom)
-        return None if identity is None else self._describe(identity, atom.val, refused)
-
-    def _describe(self, identity: Identity, value: Any, refused: str) -> Capture:
-        """Return the one capture of an array; it stays refused once any use of it is."""
-        if identity not in self.captures:
-            self.captures[identity] = Capture.describe(value)
-        capture = self.captures[identity]
+    captures: dict[Identity, Capture] = {}
+    for value, eqn, around, refused in _uses_of_arrays(jaxpr, (), "", set()):
+        if (identity := array_identity(value)) is None:
+            continue
+        if identity not in captures:
+            captures[identity] = Capture.describe(value)
+        capture = captures[identity]
         capture.refused = capture.refused or refused
-        return capture
+        if eqn is not None:
+            capture.used_at = capture.used_at or user_line_of(eqn, around)
+            capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+    for identity, (name, line) in find_names(fun, captures).items():
+        captures[identity].name, captures[identity].captured_at = name, line
+    return tuple(captures.values())
+
+
+def _uses_of_arrays(
+    jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str, visited: set[tuple[int, str]]
+) -> Iterator[tuple[Any, JaxprEqn | None, tuple[JaxprEqn, ...], str]]:
+    """Yield the constants and literals of a jaxpr and of the bodies in it, each time one is read.
+
+    Args:
+      jaxpr: open or closed.
+      around: the equations in whose bodies it is, the outermost first.
+      refused: why its constants cannot be lifted; "" if they can.
+      visited: ids of jaxprs with `refused`: a body that many equations share is walked once.
+
+    Yields:
+      The value, perhaps a scalar; the equation that reads it, None for a constant or a result; the
+      equations around that one; and `refused` of the body.
+    """
+    if (id(jaxpr), refused) in visited:
+        return
+    visited.add((id(jaxpr), refused))
+    opened = open_jaxpr(jaxpr)
+    values = dict(zip(opened.constvars, constants(jaxpr), strict=False))
+    for value in values.values():
+        yield value, None, around, refused
+    for eqn in opened.eqns:
+        for body in bodies(eqn):
+            inner = refused or reason_to_keep(eqn)
+            yield from _uses_of_arrays(body, (*around, eqn), inner, visited)
+        for atom in eqn.invars:
+            value = values.get(atom) if isinstance(atom, Var) else atom.val
+            if value is not None:
+                yield value, eqn, around, refused
+    for atom in opened.outvars:
+        if isinstance(atom, Literal):
+            yield atom.val, None, around, refused
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:

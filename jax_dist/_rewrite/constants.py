@@ -44,12 +44,9 @@ def array_identity(value: Any) -> Identity | None:
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
 
 
-def literal_identity(atom: Any) -> Identity | None:
+def _literal_identity(atom: Any) -> Identity | None:
     """Return the identity of an array that is a literal; None for a variable or a scalar."""
-    if not isinstance(atom, Literal):
-        return None
-    is_array = isinstance(atom.val, jax.Array) or getattr(atom.val, "shape", ())
-    return array_identity(atom.val) if is_array else None
+    return array_identity(atom.val) if isinstance(atom, Literal) else None
 
 
 # --- copies
@@ -119,7 +116,7 @@ class _Lifting:
         kept: dict[Var, Any] = {}  # the constants that stay
 
         def read_all(atoms: Sequence[Atom]) -> list[Atom]:
-            return [new.get(literal_identity(atom), atom) for atom in builder.read_all(atoms)]
+            return [new.get(_literal_identity(atom), atom) for atom in builder.read_all(atoms)]
 
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
             if (identity := array_identity(value)) in new:
@@ -158,9 +155,9 @@ class _Lifting:
         """Return the arrays to lift in a jaxpr and the bodies in it, each once, in order."""
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
             body = open_jaxpr(jaxpr)
-            arrays = [*map(array_identity, constants(jaxpr)), *map(literal_identity, body.outvars)]
+            arrays = [*map(array_identity, constants(jaxpr)), *map(_literal_identity, body.outvars)]
             for eqn in body.eqns:
-                arrays += map(literal_identity, eqn.invars)
+                arrays += map(_literal_identity, eqn.invars)
                 arrays += self._collect_from_bodies(eqn)
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in arrays if i in self._types))
         return self._held[id(jaxpr)]

@@ -70,14 +70,9 @@ def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
             yield from equations(body)
 
 
-def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
-    """Return whether any equation, at any depth, is wanted."""
-    return any(map(wanted, equations(jaxpr)))
-
-
 def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
     """Return whether an equation is wanted, or any in its bodies, at any depth."""
-    return wanted(eqn) or any(contains(body, wanted) for body in bodies(eqn))
+    return wanted(eqn) or any(wanted(inner) for body in bodies(eqn) for inner in equations(body))
 
 
 # --- records of primitives

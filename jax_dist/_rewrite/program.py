@@ -65,7 +65,6 @@ class _TracedCall:
     findings: tuple[PassFinding, ...]  # made while tracing
     meshes: tuple[Mesh, ...]  # that the program itself names
     routes: bool  # whether it has custom_partitioning operations, which shardings decide on
-    gathers: bool  # whether it may have gathers to reduce
 
 
 class _KnownCall(NamedTuple):
@@ -99,13 +98,12 @@ class RewrittenProgram:
         self.name: str = name
         self.options: RewriteOptions = options
         self._jit_options = _compat.JitOptions.read(fun)
-        self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._watch = Watch(name)
         self._placements = Placements()
         self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _TracedCall]()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
-        self._jits = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Any]]()
+        self._jits: dict[tuple[PlacedCaptures, Hashable], Any] = {}
         self.fronts = programs.Fronts(
             name,
             self._call_anew,
@@ -154,9 +152,7 @@ class RewrittenProgram:
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        is_unrouted = call.traced.routes and call.mesh is None and jax.device_count() > 1
-        if is_unrouted and not self._is_warned:
-            self._is_warned = True
+        if call.traced.routes and call.mesh is None and jax.device_count() > 1:
             warn_user(
                 f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: "
                 "in a jit, grad or vmap around it, arguments do not show their mesh. Give it by "
@@ -241,13 +237,11 @@ class RewrittenProgram:
         meshes, primitives = tuple(find_meshes(eqns)), set(map(_compat.name_of, eqns))
         options = self.options
         routes = options.partitioning == "route" and "custom_partitioning" in primitives
-        # The body of a custom_partitioning operation, which the jaxpr does not show, may gather.
-        gathers = options.gathers != "keep" and (routes or "all_gather" in primitives)
         fingerprint = None
         if jax.process_count() > 1:
             fingerprint = Fingerprint.take((args, kwargs, traced.out_info))
         findings = tuple(self._pmap_findings)
-        return _TracedCall(lifted, out_tree, fingerprint, findings, meshes, routes, gathers)
+        return _TracedCall(lifted, out_tree, fingerprint, findings, meshes, routes)
 
     def _dynamic(self, args: _Args, kwargs: _Kwargs) -> tuple[dict[int, Any], _Kwargs]:
         """Return the arguments that are not static, by position and by name."""
@@ -277,28 +271,31 @@ class RewrittenProgram:
         the arguments.
         """
         options, lifted = self.options, traced.lifted
+        jaxpr, findings = lifted.jaxpr, list[PassFinding]()
         passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
         if jax.process_count() == 1:
-            passes.append(functools.partial(remesh.plan_remesh, mesh=options.mesh))
+            passes.append(lambda jaxpr: remesh.plan_remesh(jaxpr, options.mesh))
         if traced.routes:
             call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
             replicated = None if call.mesh is None else NamedSharding(call.mesh, P())
             shardings = (*[replicated] * len(lifted.values), *call.shardings)
-            plan = functools.partial(plan_partitioning, meshes=call.meshes, in_shardings=shardings)
-            passes.append(functools.partial(plan, specs=options.specs))
-        if traced.gathers:
-            passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))
-        jaxpr, findings = lifted.jaxpr, list[PassFinding]()
+            passes.append(
+                lambda jaxpr: plan_partitioning(
+                    jaxpr, meshes=call.meshes, in_shardings=shardings, specs=options.specs
+                )
+            )
+        if options.gathers != "keep":
+            passes.append(lambda jaxpr: plan_gathers(jaxpr, exact=options.gathers == "exact"))
         for plan_pass in passes:
-            planned = plan_pass(jaxpr)
-            findings += planned.findings
-            jaxpr = planned.jaxpr or jaxpr
+            plan = plan_pass(jaxpr)
+            findings += plan.findings
+            jaxpr = plan.jaxpr or jaxpr
         return jaxpr, tuple(findings)
 
     def _jit(self, placed: PlacedCaptures, variant: Hashable) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, if any."""
-        jits = self._jits.setdefault(placed, {})
-        if variant not in jits:
+        key = placed, variant
+        if key not in self._jits:
             # `first` is the position of the user's first argument, after the captured arrays.
             options, first = self._jit_options, int(placed is not NO_CAPTURES)
 
@@ -309,7 +306,7 @@ class RewrittenProgram:
 
             # No functools.wraps: jit would read the user's signature and donate by keyword too.
             traced.__name__ = traced.__qualname__ = self.name
-            jits[variant] = jax.jit(
+            self._jits[key] = jax.jit(
                 traced,
                 static_argnums=tuple(first + number for number in options.static_argnums),
                 static_argnames=options.static_argnames or None,
@@ -318,7 +315,7 @@ class RewrittenProgram:
                 keep_unused=options.keep_unused,
                 compiler_options=options.compiler_options,
             )
-        return jits[variant]
+        return self._jits[key]
 
     def _agree(self, traced: _TracedCall, fingerprint: Fingerprint, mesh: Mesh) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""

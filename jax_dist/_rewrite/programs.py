@@ -92,7 +92,7 @@ class Fronts:
         self._name, self._miss, self._function = name, miss, function
         self._rerun, self._without_jit = rerun, without_jit
         self._static_argnums, self._static_argnames = static_argnums, static_argnames
-        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
+        self._fronts: dict[PlacedCaptures, Callable[..., Any]] = {}
         self._used = NO_CAPTURES, False  # by the last call
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._call_of_callers: Callable[..., Any] | None = None  # in the place of `call`
@@ -131,12 +131,11 @@ class Fronts:
         if placed in self._fronts:
             return self._fronts[placed]
         first = int(placed is not NO_CAPTURES)  # position of the user's first argument
-        reference = weakref.ref(placed)  # the front is kept as long as they are
         rerun, without_jit = self._rerun, self._without_jit
 
         def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
             try:
-                return self._miss(reference() or NO_CAPTURES, args[first:], kwargs)
+                return self._miss(placed, args[first:], kwargs)
             except Exception as error:
                 error.__traceback__ = _compat.filtered_traceback(error)
                 raise
