@@ -184,50 +184,24 @@ def _is_low_precision(dtype: Any) -> bool:
 # --- products
 
 
-def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
-    """Return the rule for a product, by the role of the gathered dimension in it.
+def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
+    """Return the rule for a product: a product of blocks, which is added up over devices.
 
-    A contracted one gives a local product and then one psum; a batch dimension, or a free one that
-    only one operand has, stays gathered, at its dimension in the result.
-    """
-    contracted, batch = (  # pairs of a dimension of the left operand and one of the right
-        [(int(left), int(right)) for left, right in zip(*dims, strict=True)]
-        for dims in eqn.params["dimension_numbers"]
-    )
-    side = 0 if operands[0] is not None else 1  # 0 if `first`, which is gathered, is the left one
-    first, other = operands[side], operands[1 - side]
-    assert first is not None
-    pair = next((p for p in [*contracted, *batch] if p[side] == first.dim), None)
-    if pair is None:
-        if other is not None:
-            raise NeedsWhole("dot_general is an outer product of two gathered operands")
-        # A result has the batch dimensions, then the free ones of the left, then of the right.
-        paired = [p[side] for p in [*contracted, *batch]]
-        free = [d for d in range(len(_shape(eqn.invars[side]))) if d not in paired]
-        dim = len(batch) + free.index(first.dim)
-        if side == 1:
-            dim += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
-        return Blockwise(dim)
-    if other is not None and other.dim != pair[1 - side]:
-        raise NeedsWhole("dot_general pairs a gathered dimension with one that is not")
-    if pair in batch:
-        return Blockwise(batch.index(pair))
-    return _dot_over_devices(eqn, operands, first)
-
-
-def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
-    """Return the rule that multiplies blocks and adds the products up over devices.
+    None if the gathered dimension is not contracted.
 
     Raises:
       NeedsWhole: the psum would send more bytes than the gather, or lose precision.
     """
+    contracted = _contracted_dims(eqn)
+    sides = [side for side, operand in enumerate(operands) if operand is not None]
+    gathered: list[Any] = [operands[side] for side in sides]
+    if not any(all(pair[side] == operands[side].dim for side in sides) for pair in contracted):
+        return None
     _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
     # strategies gather scores, and multiply them with noise as long as the parameters.
-    pairs = zip(eqn.invars, operands, strict=True)
-    gathered = sum(_bytes(atom.aval) for atom, operand in pairs if operand is not None)
-    if 2 * _bytes(aval) > gathered:
+    if 2 * _bytes(aval) > sum(_bytes(eqn.invars[side].aval) for side in sides):
         raise NeedsWhole("a psum of the product would send more than the gather")
     widens, precision = _is_low_precision(aval.dtype), eqn.params["precision"]
     if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
@@ -237,22 +211,28 @@ def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferre
     def compute(eqn: JaxprEqn, values: Values) -> Any:
         # Rounded once, after the sum over devices, as the whole product would be.
         (product,) = replay(eqn.replace(params=wide) if widens else eqn, values)
-        return lax.convert_element_type(lax.psum(product, first.axes), aval.dtype)
+        return lax.convert_element_type(lax.psum(product, gathered[0].axes), aval.dtype)
 
     return Reduction("psum", compute)
+
+
+def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
+    """Return pairs of contracted dimensions, of the left and of the right operand of a product."""
+    (left, right), _ = eqn.params["dimension_numbers"]
+    return list(zip(map(int, left), map(int, right), strict=True))
 
 
 def dimension_to_slice(eqn: JaxprEqn, position: int, first: Deferred) -> int | None:
     """Return the dimension of the whole operand at `position` that pairs with the gathered one.
 
-    Each device slices its block along it. None if the operand meets all blocks alike: a scalar, a
-    dimension of 1 that is broadcast, or a factor without the contracted or batch dimension.
+    Each device slices its block along it. None if the operand meets all blocks alike: a scalar, or
+    a dimension of 1 that is broadcast.
     """
+    if _compat.name_of(eqn) == "dot_general":
+        pairs = _contracted_dims(eqn)
+        return next(pair[position] for pair in pairs if pair[1 - position] == first.dim)
     shape = _shape(eqn.invars[position])
-    if _compat.name_of(eqn) != "dot_general":
-        return first.dim if shape and shape[first.dim] != 1 else None
-    pairs = (pair for dims in eqn.params["dimension_numbers"] for pair in zip(*dims, strict=True))
-    return next((int(pair[position]) for pair in pairs if pair[1 - position] == first.dim), None)
+    return first.dim if shape and shape[first.dim] != 1 else None
 
 
 def spell_axes(names: Sequence[Any]) -> str:

@@ -35,6 +35,8 @@ from jax_dist._rewrite.interpreter import (
     Builder,
     Values,
     bodies,
+    equations,
+    holds,
     named_axes,
     open_jaxpr,
     record_of,
@@ -57,10 +59,9 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk, kept_before = _Walk(exact=exact), -1
-    if not walk.mark(jaxpr):
+    if not any(map(_is_gather, equations(jaxpr))):
         return PassPlan(None)
-    changed = jaxpr
+    walk, kept_before, changed = _Walk(exact=exact), -1, jaxpr
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
     while walk.count_kept() > kept_before:
@@ -136,18 +137,6 @@ class _Walk:
         self._exact = exact
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-        self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
-
-    def mark(self, jaxpr: Any) -> bool:
-        """Mark the equations that gather or have a gather in a body; return whether any does."""
-        marked = [
-            eqn
-            for eqn in open_jaxpr(jaxpr).eqns
-            # A list, not a generator: each body has to be marked, also after the first with one.
-            if _compat.name_of(eqn) == "all_gather" or any([self.mark(b) for b in bodies(eqn)])
-        ]
-        self._gathering.update(map(id, marked))
-        return bool(marked)
 
     def count_kept(self) -> int:
         return sum(bool(site.reason) for site in self.sites)
@@ -188,11 +177,11 @@ class _Walk:
         body.facts = functools.cache(lambda: self._invariance.facts(opened, inputs(), scope))
         for eqn in opened.eqns:
             values = body.read_all(eqn.invars)
-            has_gather = id(eqn) in self._gathering
+            has_gather = holds(eqn, _is_gather)
             has_deferred = any(isinstance(value, Deferred) for value in values)
             if not has_deferred and not has_gather:
                 body.copy(eqn, values)
-            elif _compat.name_of(eqn) == "all_gather":
+            elif _is_gather(eqn):
                 self._defer(eqn, values, body)
             elif scope and record_of(eqn).call == "inline":
                 self._inline(eqn, values, body)
@@ -278,11 +267,10 @@ class _Walk:
                     "gathers='exact': a sum in another order may differ in the last bits"
                 )
             result = apply_rule(eqn, operands)
-            self._check_whole_operands(eqn, operands, first, body)
+            blocks = self._blocks_of_operands(eqn, values, first, body)
         except NeedsWhole as reason:
             body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
             return
-        blocks = self._blocks_of_operands(eqn, values, first, body)
         sites = tuple({site: None for value in operands if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
@@ -307,30 +295,29 @@ class _Walk:
 
         A deferred operand gives its block. A whole one is sliced to this device's block along the
         dimension that pairs with the gathered one; without such a dimension it stays whole.
+
+        Raises:
+          NeedsWhole: a whole operand may differ between devices.
         """
         blocks: list[Atom] = []
         for position, value in enumerate(values):
             if isinstance(value, Deferred):
                 blocks.append(value.block)
-            elif (dim := dimension_to_slice(eqn, position, first)) is None:
-                blocks.append(value)
-            else:
-                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
-                key = ("take", dim, first.axes, first.size)
-                blocks += self._trace(key, take, eqn, [value], body)
-        return blocks
-
-    def _check_whole_operands(
-        self, eqn: JaxprEqn, operands: Sequence[Deferred | None], first: Deferred, body: _Body
-    ) -> None:
-        """Raise NeedsWhole if an operand that is not gathered may differ between devices."""
-        whole = [atom for atom, value in zip(eqn.invars, operands, strict=True) if value is None]
-        for same in body.same_of(whole, body.facts):
+                continue
+            (same,) = body.same_of([eqn.invars[position]], body.facts)
             if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
                     f"between the devices of {spell_axes(different)}"
                 )
+            dim = dimension_to_slice(eqn, position, first)
+            if dim is None:
+                blocks.append(value)
+                continue
+            take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
+            key = ("take", dim, first.axes, first.size)
+            blocks += self._trace(key, take, eqn, [value], body)
+        return blocks
 
     def _trace(
         self,
@@ -366,6 +353,10 @@ class _Walk:
                 _keep_sites(value, why, body.jax_call or eqn)
                 body.env.pop(atom, None)
         return body.read_all(eqn.invars)
+
+
+def _is_gather(eqn: JaxprEqn) -> bool:
+    return _compat.name_of(eqn) == "all_gather"
 
 
 def _keep_sites(value: Deferred, why: str, forced_by: JaxprEqn) -> None:

@@ -17,6 +17,7 @@ from jax_dist import _compat
 from jax_dist._rewrite.interpreter import (
     bodies,
     bodies_of_while,
+    equations,
     loop_counts,
     named_axes,
     names_of,
@@ -105,7 +106,10 @@ class Invariance:
         record, count = record_of(eqn), len(eqn.outvars)
         match record.kind:
             case "plain":
-                return [self._through_bodies(eqn, scope.intersection(*operands), scope)] * count
+                # How it connects its bodies is not known, so they may hold nothing that differs.
+                inner = [record_of(e).kind for body in bodies(eqn) for e in equations(body)]
+                is_known = {*inner} <= {"plain", "call", "branch", "loop"}
+                return [scope.intersection(*operands) if is_known else NOWHERE] * count
             case "call":
                 return self.outputs(bodies(eqn)[0], operands, scope)
             case "branch":  # devices that take other branches get other results
@@ -132,21 +136,6 @@ class Invariance:
         if id(eqn) not in self._hidden:
             self._hidden[id(eqn)] = eqn, _compat.expanded(eqn)
         return self._hidden[id(eqn)][1]
-
-    def _through_bodies(self, eqn: JaxprEqn, same: Same, scope: Same) -> Same:
-        """Return the axes along which all results of an equation's bodies are the same.
-
-        `same` are the axes along which all operands are. How an unknown primitive connects its
-        bodies is not known: so every input gets what all results share, until that is stable.
-        """
-        while True:
-            remaining = same
-            for body in bodies(eqn):
-                inputs = [same] * len(open_jaxpr(body).invars)
-                remaining = remaining.intersection(*self.outputs(body, inputs, scope))
-            if remaining == same:
-                return same
-            same = remaining
 
     def _operands_in_all_iterations(
         self, eqn: JaxprEqn, ins: list[Same], scope: Same

@@ -114,7 +114,7 @@ _STEPS = {
     "composite": (lambda x: lax.composite(jnp.sin, "a.b")(total(x)), BOTH),
     "composite by device": (
         lambda x: lax.composite(lambda x: x * lax.axis_index("i"), "a.b")(total(x)),
-        ONLY_J,
+        NONE,
     ),
     "solve": (lambda x: jnp.linalg.solve(jnp.eye(3), total(x)[:1].repeat(3, 0)), BOTH),
     "search": (lambda x: jnp.searchsorted(jnp.arange(5.0), total(x)), BOTH),
@@ -124,7 +124,7 @@ _STEPS = {
     ),
     "scatter by device": (
         lambda x: jnp.ones((2, 3)).at[0].apply(lambda v: v * lax.axis_index("i")),
-        ONLY_J,
+        NONE,
     ),
 }
 
