@@ -96,7 +96,6 @@ plain elementwise: div log2 mul one_minus_square polynomial
 plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
 plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
 plain elementwise exact: reduce_precision round select_n sign stop_gradient xor
-plain elementwise exact: bitcast_convert_type # where both types have one size
 
 # elements in other places
 plain moves exact: broadcast_in_dim iota reshape squeeze stack tile transpose
@@ -104,7 +103,7 @@ plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad re
 plain moves exact ordered: unstack
 plain moves exact identity: pvary
 plain exact identity: reshard sharding_constraint
-plain exact: device_put optimization_barrier
+plain exact: bitcast_convert_type device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
 
 # several elements become one, or each depends on several

@@ -80,13 +80,7 @@ def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     """Return the record of a primitive; an empty one of a primitive that a user has defined."""
-    name = _compat.name_of(eqn)
-    record = primitives.RECORDS.get(name, _NOTHING)
-    if name == "bitcast_convert_type":
-        atoms: list[Any] = [eqn.invars[0], eqn.outvars[0]]
-        if atoms[0].aval.ndim != atoms[1].aval.ndim:  # to a type of another size
-            return _NOTHING
-    return record
+    return primitives.RECORDS.get(_compat.name_of(eqn), _NOTHING)
 
 
 _NOTHING = primitives.record("")

@@ -71,10 +71,6 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
     return sites
 
 
-class _RemeshRefused(Exception):
-    """A pmap that cannot be moved; the text is the reason."""
-
-
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     """Move the pmaps of a program.
 
@@ -86,25 +82,47 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     findings = []
     for site in _find_pmaps(jaxpr):
         pmap = f"the pmap over '{site.axis}' of size {site.mesh.shape[site.axis]}"
-        outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
-        if mesh is not None:
-            try:
-                axis, handlers[id(site.eqn)] = _move(site, mesh)
-            except _RemeshRefused as reason:
-                outcome, what, why = "refused", f"{pmap} stays", str(reason)
-            else:
-                outcome, what = "rewritten", f"{pmap}: a shard_map over '{axis}' of the mesh"
+        if mesh is None:
+            outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
+        elif why := _reason_to_stay(site, mesh):
+            outcome, what = "refused", f"{pmap} stays"
+        else:
+            axis = _fitting_axes(site, mesh)[0]
+            handlers[id(site.eqn)] = _handler(site, mesh, axis)
+            outcome, what = "rewritten", f"{pmap}: a shard_map over '{axis}' of the mesh"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
     changed = interpreter.replace_equations(jaxpr, handlers) if handlers else None
     return PassPlan(changed, tuple(findings))
 
 
-def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
-    """Return the mesh axis that a pmap goes to, and the handler that emits it there.
+def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
+    """Return why a pmap cannot be moved to the mesh; "" if it can."""
+    if not set(site.devices) <= set(mesh.devices.flat):
+        return "it has devices that are not in the mesh"
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        return "the mesh has axes that are not Auto, on which shardings are types"
+    if len(site.mesh.axis_names) > 1:
+        return "it has a pmap inside"
+    if not _fitting_axes(site, mesh):
+        size, axis = site.mesh.shape[site.axis], site.axis
+        sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
+        return f"no axis of the mesh ({sizes}) has the size {size} of '{axis}'"
+    return ""
 
-    If it cannot be moved, _RemeshRefused is raised.
+
+def _fitting_axes(site: _PmapSite, mesh: Mesh) -> list[str]:
+    """Return the axes of the mesh that are as long as that of a pmap, the one of its name first."""
+    fitting = [axis for axis in mesh.shape if mesh.shape[axis] == site.mesh.shape[site.axis]]
+    return sorted(fitting, key=lambda axis: axis != site.axis)
+
+
+def _handler(site: _PmapSite, mesh: Mesh, axis: str) -> Handler:
+    """Return the function that emits a pmap over an axis of the mesh, in the place of its equation.
+
+    The mesh that it is emitted on, `pmap_mesh`, is `mesh` with the name of the pmap for this axis.
     """
-    axis, pmap_mesh = _rename_mesh(mesh, site)
+    names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
+    pmap_mesh = _compat.auto_mesh(mesh.devices, names)
     # With equal names and sizes, the types in the body hold as they are; else it is traced again.
     keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
     inner = site.eqn.params["jaxpr"]
@@ -119,7 +137,6 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
         ]
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
-        """Map the body over `pmap_mesh`, the devices of `mesh` with the axis names of the pmap."""
         params = eqn.params
         operands = constrain(values, params["in_specs"])
         with meshes.context_of(pmap_mesh):
@@ -132,28 +149,7 @@ def _move(site: _PmapSite, mesh: Mesh) -> tuple[str, Handler]:
             )(*operands)
         return constrain(results, params["out_specs"])
 
-    return axis, emit
-
-
-def _rename_mesh(mesh: Mesh, site: _PmapSite) -> tuple[str, Mesh]:
-    """Return the axis of `mesh` that a pmap goes to, and `mesh` with the axis names of the pmap.
-
-    If no axis fits, _RemeshRefused is raised.
-    """
-    if not set(site.devices) <= set(mesh.devices.flat):
-        raise _RemeshRefused("it has devices that are not in the mesh")
-    if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
-    if len(site.mesh.axis_names) > 1:
-        raise _RemeshRefused("it has a pmap inside")
-    size = site.mesh.shape[site.axis]
-    fitting = [axis for axis in mesh.axis_names if mesh.shape[axis] == size]
-    if not fitting:
-        sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-        raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{site.axis}'")
-    target = site.axis if site.axis in fitting else fitting[0]
-    names = [site.axis if axis == target else f"other_{axis}" for axis in mesh.axis_names]
-    return target, _compat.auto_mesh(mesh.devices, names)
+    return emit
 
 
 def put_on(mesh: Mesh, tree: Any) -> Any:
