@@ -22,6 +22,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
 """
 
 import contextlib
+import copy
 import functools
 import importlib
 import inspect
@@ -142,6 +143,19 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
         aval = ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         infos[index] = jax.stages.ArgInfo(aval, infos[index].donated)
     lowered.args_info = jax.tree.unflatten(structure, infos)
+
+
+def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
+    """Have a lowered program pass these arrays, its first argument, itself.
+
+    JAX does so with constants that it does not write into the program.
+    """
+    private: Any = lowered
+    (_, *args), kwargs = private.args_info
+    private.args_info = (tuple(args), kwargs)
+    private._lowering = lowering = copy.copy(private._lowering)  # JAX keeps the original
+    lowering.const_args = [*lowering.const_args, *values]
+    return lowered
 
 
 # ---- types in a shard_map
@@ -296,11 +310,6 @@ def has_side_effects(eqn: JaxprEqn) -> bool:
     """Return whether an equation prints, calls back or writes to a reference."""
     # The effect of a collective only names its mesh axis.
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
-
-
-def is_ref(aval: Any) -> bool:
-    """Return whether a type is that of a reference, as kernels have."""
-    return type(aval).__name__ == "AbstractRef"
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -123,7 +123,9 @@ class Dispatcher:
         placed = self._place_captures(signature, context.layout)
         lowered = self._program(context, signature).lower(*placed.prepend(args), **kwargs)
         _compat.describe_arguments(lowered, types)
-        return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
+        if placed is NO_CAPTURES:
+            return lowered
+        return _compat.pass_first_argument(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""

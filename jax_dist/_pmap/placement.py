@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._compat import Device
 from jax_dist._pmap import meshes
+from jax_dist._rewrite.constants import is_key as is_key
 from jax_dist._rewrite.programs import is_staged
 from jax_dist.errors import ArgumentError
 
@@ -358,11 +359,6 @@ def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
     stacked = jax.make_array_from_single_device_arrays(shape, sharding, rows)
     is_weak = all(jax.typeof(x).weak_type for x in slices)
     return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=is_weak), sharding)
-
-
-def is_key(x: Any) -> bool:
-    """Return whether `x` is an array of typed random keys, as `jax.random.key` makes them."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def with_data(keys: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:

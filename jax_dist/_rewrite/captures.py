@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -24,6 +23,7 @@ from jax_dist._calls import warn_user
 from jax_dist._rewrite.constants import (
     Identity,
     array_identity,
+    is_key,
     lift_arrays,
     reason_to_keep,
 )
@@ -57,9 +57,8 @@ class Capture:
     def describe(cls, value: Any) -> "Capture":
         """Return the capture of an array, without name and lines: these are found later."""
         array = value if isinstance(value, jax.Array) else np.asarray(value)
-        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         type_and_size = tuple(array.shape), str(array.dtype), int(array.nbytes)
-        return cls("<derived>", *type_and_size, is_key=is_key, value=array)
+        return cls("<derived>", *type_and_size, is_key=is_key(array), value=array)
 
     @property
     def is_large(self) -> bool:
@@ -176,7 +175,7 @@ class Lifted:
     jaxpr: ClosedJaxpr
     all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
-    values: tuple[Any, ...]  # of these: NumPy arrays are copies
+    values: tuple[Any, ...]  # of these: NumPy arrays are copies, and of keys it is their data
     key: Hashable = ()  # equal for equal values, which then share their copies on devices
 
 
@@ -202,8 +201,9 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     for capture in all_captures:
         capture.action = "lifted" if capture in lifted else "kept"
         capture.value = None  # what is not lifted need not live longer
+    data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
     # The owner of a NumPy array may write to it.
-    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in arrays)
+    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in data)
     return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
 
 

@@ -21,6 +21,7 @@ from jax_dist._rewrite.interpreter import (
     Builder,
     bodies,
     constants,
+    evaluate,
     open_jaxpr,
     with_bodies,
 )
@@ -49,6 +50,11 @@ def _literal_identity(atom: Any) -> Identity | None:
     return array_identity(atom.val) if isinstance(atom, Literal) else None
 
 
+def is_key(value: Any) -> bool:
+    """Return whether a value is an array of random keys of the new kind."""
+    return jnp.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key)
+
+
 # --- copies
 
 
@@ -64,7 +70,7 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
         return jax.ShapeDtypeStruct(
             kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=where
         )
-    if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):  # JAX sends no keys to other processes
+    if is_key(value):  # JAX sends no keys to other processes
         data = put_copy(jax.random.key_data(value), where)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     is_jax = isinstance(value, jax.Array)
@@ -89,9 +95,24 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
 
 
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
-    """Return the program with some of its arrays as its first inputs."""
+    """Return the program with some of its arrays as its first inputs; of random keys, their data.
+
+    A compiled program of JAX can hold data of a key among its constants, and no key.
+    """
     types = {array_identity(value): jax.typeof(value) for value in arrays}
-    return _Lifting(types).add_inputs(jaxpr, tuple(types))
+    lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
+    if not any(map(is_key, arrays)):
+        return lifted
+
+    def program(*inputs: Any) -> Any:
+        keys_or_arrays = [
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(array)) if is_key(array) else x
+            for array, x in zip(arrays, inputs, strict=False)
+        ]
+        return evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
+
+    data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
+    return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
 
 
 class _Lifting:

@@ -237,8 +237,7 @@ class Builder:
     """A jaxpr that is being built from the equations of other ones.
 
     Args:
-      source: the jaxpr whose inputs it has; it is open or closed as this.
-      is_program: whether it may have constants; a body takes those of inlined jaxprs as literals.
+      source: the jaxpr whose inputs and constants it has; it is open or closed as this.
 
     Attributes:
       eqns: so far.
@@ -246,9 +245,8 @@ class Builder:
       is_changed: whether the result differs from `source`.
     """
 
-    def __init__(self, source: Any, *, is_program: bool = False) -> None:
-        self._source, self._is_program = source, is_program
-        self._constants: dict[Var, Any] = {}  # those of inlined jaxprs
+    def __init__(self, source: Any) -> None:
+        self._source = source
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
         self.is_changed = False
@@ -272,14 +270,14 @@ class Builder:
 
     @contextlib.contextmanager
     def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
-        """Open `jaxpr` for a caller that copies its equations, with `atoms` for its inputs."""
+        """Open `jaxpr` for a caller that copies its equations, with `atoms` for its inputs.
+
+        Its constants become literals, as a body has no constants of its own.
+        """
         opened = open_jaxpr(jaxpr)
         self.env.update(zip(opened.invars, atoms, strict=True))
         for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
             self.env[var] = Literal(constant, var.aval)
-            if self._is_program:
-                self.env[var] = new = Var(var.aval)
-                self._constants[new] = constant
         self._depth += 1
         yield opened
         self._depth -= 1
@@ -293,12 +291,9 @@ class Builder:
 
     def finish(self, outvars: Sequence[Atom]) -> Any:
         """Return the jaxpr."""
-        old = open_jaxpr(self._source)
-        constvars = [*old.constvars, *self._constants]
-        new = old.replace(constvars=constvars, eqns=self.eqns, outvars=outvars)
-        if not isinstance(self._source, core.ClosedJaxpr):
-            return new
-        return core.ClosedJaxpr(new, [*self._source.consts, *self._constants.values()])
+        new = open_jaxpr(self._source).replace(eqns=self.eqns, outvars=outvars)
+        is_closed = isinstance(self._source, core.ClosedJaxpr)
+        return core.ClosedJaxpr(new, self._source.consts) if is_closed else new
 
 
 def _drop_mesh(aval: Any) -> Any:
@@ -316,7 +311,7 @@ def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True, is_program: b
 
     `in_bodies` says whether equations in bodies are changed, too.
     """
-    builder = Builder(jaxpr, is_program=is_program)
+    builder = Builder(jaxpr)
     _rebuild_into(builder, jaxpr, change, in_bodies=in_bodies)
     if not builder.is_changed:
         return jaxpr
@@ -333,7 +328,7 @@ def _rebuild_into(builder: Builder, jaxpr: Any, change: Change, *, in_bodies: bo
             continue
         new = eqn
         if in_bodies:
-            new = with_bodies(eqn, lambda body: rebuild(body, change, is_program=False))
+            new = with_bodies(eqn, lambda body: rebuild(body, change))
         builder.is_changed |= new is not eqn
         builder.copy(new, builder.read_all(new.invars))
 

@@ -118,7 +118,9 @@ class RewrittenProgram:
         call = self._find(args, kwargs)
         placed = self._place_captures(call)
         lowered = self._jit(placed, call.variant).lower(*placed.prepend(args), **kwargs)
-        return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
+        if placed is NO_CAPTURES:
+            return lowered
+        return _compat.pass_first_argument(lowered, placed.values)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""

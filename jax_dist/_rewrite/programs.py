@@ -1,7 +1,7 @@
 """Parts of programs that pmap, rewrite and global_view share.
 
-Lowered and Compiled, as the user sees them, hide the captured arrays; each set of captured arrays
-has a C++ fast path of its own, a front; and calls on CPU wait for their result now and then.
+Each set of captured arrays has a C++ fast path of its own, a front; and calls on CPU wait for their
+result now and then.
 """
 
 import functools
@@ -19,54 +19,6 @@ from jax_dist._rewrite.captures import NO_CAPTURES, PlacedCaptures
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
-
-
-def _drop_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
-    """Return the arguments of a call but for the first positional one."""
-    (_, *args), kwargs = of_call
-    return tuple(args), kwargs
-
-
-class _Hiding:
-    """A mixin for a stage of JAX whose first argument, the captured arrays, the user does not see.
-
-    `inner` is the real stage. The JAX class after this one in the bases reads its attributes, which
-    come from `inner`, and derives its other properties from them.
-    """
-
-    def __init__(self, inner: Any, values: Sequence[Any]):
-        self._inner, self._values = inner, values
-
-    def __getattr__(self, name: str) -> Any:  # of the slots of JAX's class, which are empty
-        value = getattr(self._inner, name)
-        return _drop_first(value) if name == "args_info" else value
-
-    @property
-    def in_avals(self) -> Any:
-        return _drop_first(self._inner.in_avals)
-
-
-class Lowered(_Hiding, jax.stages.Lowered):
-    """A program without its first argument."""
-
-    def compile(self, /, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
-        return _Compiled(self._inner.compile(*args, **kwargs), self._values)
-
-
-class _Compiled(_Hiding, jax.stages.Compiled):
-    @property
-    def input_formats(self) -> Any:
-        return _drop_first(self._inner.input_formats)
-
-    @property
-    def input_shardings(self) -> Any:
-        return _drop_first(self._inner.input_shardings)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._inner(self._values, *args, **kwargs)
-
-
-# --- calls
 
 
 class Fronts:

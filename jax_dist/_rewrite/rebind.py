@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.constants import is_key
 from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
 
 _Evaluate: TypeAlias = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values
@@ -70,7 +71,7 @@ def bind_again(
 def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
     """Return a body of an equation, open or closed as it came, traced without its mesh."""
     avals: list[Any] = interpreter.open_jaxpr(body).in_avals
-    if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
+    if any(type(aval).__name__ == "AbstractRef" for aval in avals):  # a kernel knows no mesh
         return body
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
@@ -129,6 +130,8 @@ def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
     def plain(literal: Literal) -> Any:
         """Return a Python scalar if it has the literal's weak type, else a NumPy array."""
         aval: Any = literal.aval
+        if is_key(literal.val):
+            return literal.val
         array = np.asarray(literal.val)
         if aval.weak_type and array.ndim == 0:
             scalar = array.item()

@@ -42,7 +42,6 @@ class Invariance:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, dict[Any, Same]] = {}
-        self._hidden: dict[int, tuple[JaxprEqn, Any]] = {}  # by id; the equation keeps it unique
 
     def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
         """Return the scope of the body of a shard_map."""
@@ -127,15 +126,9 @@ class Invariance:
                 same, over = scope.intersection(*operands), frozenset(named_axes(eqn))
                 is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
                 return [same | (over & scope) if is_unified else same - over] * count
-        if (body := self.hidden_body(eqn)) is not None:
+        if (body := _compat.expanded(eqn)) is not None:
             return self.outputs(body, operands, scope)
         return [NOWHERE] * count
-
-    def hidden_body(self, eqn: JaxprEqn) -> Any:
-        """Return the jaxpr that a `call_hi_primitive` runs but does not show; else None."""
-        if id(eqn) not in self._hidden:
-            self._hidden[id(eqn)] = eqn, _compat.expanded(eqn)
-        return self._hidden[id(eqn)][1]
 
     def _operands_in_all_iterations(
         self, eqn: JaxprEqn, ins: list[Same], scope: Same

@@ -14,12 +14,12 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call, type_of
 from jax_dist._pmap.placement import put_as_jit_would
 from jax_dist._rewrite.constants import put_copy
-from jax_dist._rewrite.programs import Lowered
 from jax_dist._rewrite.uniformity import cut_along
 from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import placement
@@ -132,7 +132,7 @@ class StepProgram:
         pairs = zip(self.traced.in_leaves, leaves, strict=True)
         types = [leaf.whole if leaf else type_of(value) for leaf, value in pairs]
         lowered = self.jitted.lower(self.captured, *self._arguments(types))
-        return Lowered(lowered, self.captured)
+        return _compat.pass_first_argument(lowered, self.captured)
 
     def place(self, call: Call) -> list[Any]:
         """Return the leaves of a call where the program wants them.
