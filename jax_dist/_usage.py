@@ -3,7 +3,7 @@
 import difflib
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MIN_SIMILARITY = 0.65  # difflib's ratio; with less in common it is taken for another word
@@ -56,6 +56,28 @@ def human_bytes(amount: float) -> str:
         if round(amount, 1) < 1000:
             return f"{amount:.1f} {unit}"
     return f"{amount / 1000:.1f} TB"
+
+
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: int = 0,
+    header: bool = True,
+) -> Any:
+    """Return a rich table without lines, of plain texts; the last `numbers` columns are numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
+    first_number = len(columns) - numbers
+    for name in columns[:first_number]:
+        table.add_column(name, overflow="fold")
+    for name in columns[first_number:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def render(*parts: Any, width: int = 80) -> str:

@@ -233,7 +233,7 @@ def _report_of(
         program, findings = rewriting.explain(args, kwargs)
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = program.all_captures or find_captures(traced.jaxpr, fun)
-    large = [capture for capture in captured if capture.is_large or capture.is_key]
+    large = [capture for capture in captured if capture.is_worth_lifting]
     names = [capture.name for capture in large]
     kept = [capture.name for capture in large if capture.action == "kept"]
     return Report(

@@ -62,8 +62,12 @@ class Capture:
 
     @property
     def is_large(self) -> bool:
-        """True if it is worth a warning, and an argument of its own."""
+        """True if it is worth a warning."""
         return self.bytes >= _LARGE
+
+    @property
+    def is_worth_lifting(self) -> bool:
+        return self.is_large or self.is_key
 
     def __str__(self) -> str:
         parts = [
@@ -186,25 +190,30 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     "error", ArgumentError is raised if there are some.
     """
     all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
-    wanted = [capture for capture in all_captures if capture.is_large or capture.is_key]
-    lifts = policy == "lift"
-    lifted = tuple(capture for capture in wanted if lifts and not capture.refused)
-    if kept := [capture for capture in wanted if capture not in lifted]:
-        why = "they cannot be handed on" if lifts else f"captures='{policy}' is set"
+    wanted = [capture for capture in all_captures if capture.is_worth_lifting]
+    kept = [capture for capture in wanted if policy != "lift" or capture.refused]
+    lifted = tuple(capture for capture in wanted if capture not in kept)
+    if kept:
+        why = "they cannot be handed on" if policy == "lift" else f"captures='{policy}' is set"
         text = warning_text(kept, name, kept_because=why)
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
     arrays = [capture.value for capture in lifted]
-    if lifted:
-        jaxpr = lift_arrays(jaxpr, arrays)
+    for capture in lifted:
+        capture.action = "lifted"
     for capture in all_captures:
-        capture.action = "lifted" if capture in lifted else "kept"
         capture.value = None  # what is not lifted need not live longer
-    data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    # The owner of a NumPy array may write to it.
-    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in data)
+    values = tuple(map(_own_data, arrays))
+    jaxpr = lift_arrays(jaxpr, arrays)
     return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
+
+
+def _own_data(value: Any) -> Any:
+    """Return a copy of a NumPy array, to which its owner may write; of random keys their data."""
+    if is_key(value):
+        return jax.random.key_data(value)
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _placement_key(value: Any) -> Hashable:

@@ -82,8 +82,6 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     if is_jax:  # copied where it is, for device_put to other devices may share buffers
         current = value.sharding if value.committed else None
         value = jax.device_put(value, current, may_alias=False)
-        if where is None or where == current:
-            return value
     return jax.device_put(value, where)
 
 
@@ -99,6 +97,8 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
 
     A compiled program of JAX can hold data of a key among its constants, and no key.
     """
+    if not arrays:
+        return jaxpr
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):

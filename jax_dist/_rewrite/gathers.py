@@ -274,7 +274,7 @@ class _Walk:
         sites = tuple({site: None for value in operands if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
-            params = {**eqn.params, **result.params} if result.params else eqn.params
+            params = {**eqn.params, **result.params}
             body.eqns.append(eqn.replace(invars=blocks, outvars=outvars, params=params))
             user_eqn = body.jax_call or eqn
             for var, block in zip(eqn.outvars, outvars, strict=True):

@@ -87,7 +87,7 @@ def plan_partitioning(
     program = interpreter.inline_calls(jaxpr, propagation.is_plain_jit)
     calls = [eqn for eqn in interpreter.equations(program) if propagation.is_partitioned(eqn)]
     specs, names = specs or {}, dict.fromkeys(map(_name_of, calls))
-    if calls and (unknown := [name for name in specs if name not in names]):
+    if calls and (unknown := sorted(specs.keys() - names)):
         raise ArgumentError(
             f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
             f"of the program are {', '.join(map(repr, names))}."

@@ -8,14 +8,12 @@ objects, and captured arrays. Some does not: an order taken from a set, random n
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import jax
-import rich.box
 import rich.console
 import rich.padding
-import rich.table
 import rich.text
 
 from jax_dist import _compat
@@ -23,7 +21,7 @@ from jax_dist._cache.explain import Cause
 from jax_dist._hlo import ProgramCost
 from jax_dist._rewrite import Outcome, PassFinding
 from jax_dist._rewrite.captures import Capture
-from jax_dist._usage import counted, human_bytes, render
+from jax_dist._usage import counted, human_bytes, make_table, render
 
 if TYPE_CHECKING:
     from jax_dist.plan import Plan
@@ -94,44 +92,29 @@ class Report:
 def _sections(report: Report) -> Iterator[Any]:
     """Yield the renderables to print; a section without rows is left out."""
     yield rich.text.Text(f"{report.name}: {report.summary}")
-    has_findings = bool(report.findings or report.captured)
+    has_findings = bool((*report.findings, *report.captured))
     for outcome in get_args(Outcome):
         if rows := [_finding_row(f) for f in report.findings if f.outcome == outcome]:
-            yield _table(outcome.capitalize(), ("code", "finding"), rows, header=False)
+            yield _titled(outcome.capitalize(), ("code", "finding"), rows, header=False)
     if report.captured:
         columns = ("name", "type", "captured", "used", "now", "bytes")
-        yield _table("Captured arrays", columns, map(_captured_row, report.captured), numbers=1)
+        yield _titled("Captured arrays", columns, map(_captured_row, report.captured), numbers=1)
     if report.before.collectives or report.after.collectives:
         columns = ("", "kind", "axes", "devices", "count", "result", "moved")
         title = "Collectives, per step on one device"
-        yield _table(title, columns, _collective_rows(report), numbers=4)
+        yield _titled(title, columns, _collective_rows(report), numbers=4)
     if has_findings:
         columns = ("", "before", "after")
-        yield _table("Program, on one device", columns, _program_rows(report), numbers=2)
+        yield _titled("Program, on one device", columns, _program_rows(report), numbers=2)
     if has_findings or report.cache_after:
-        yield _table("Key in the persistent cache", ("", ""), _cache_rows(report), header=False)
+        yield _titled("Key in the persistent cache", ("", ""), _cache_rows(report), header=False)
     if report.plan:
         yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
 
 
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    numbers: int = 0,
-    header: bool = True,
-) -> rich.console.Group:
-    """Return a titled table of texts without markup, whose last `numbers` columns are numbers."""
-    table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
-    first_number = len(columns) - numbers
-    for name in columns[:first_number]:
-        table.add_column(name, overflow="fold")
-    for name in columns[first_number:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(rich.text.Text, row))
-    indented = rich.padding.Padding(table, (0, 0, 0, 2))
+def _titled(title: str, *table: Any, **options: Any) -> rich.console.Group:
+    """Return a title and an indented table; the arguments are those of `make_table`."""
+    indented = rich.padding.Padding(make_table(*table, **options), (0, 0, 0, 2))
     return rich.console.Group(rich.text.Text(f"\n{title}"), indented)
 
 

@@ -61,18 +61,17 @@ class AxisAnalysis:
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, is a collective over the axis."""
-        return interpreter.holds(eqn, self._names_axis)
+        return interpreter.holds(eqn, lambda inner: self.name in interpreter.named_axes(inner))
 
     def is_unified_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, makes varying values uniform (psum)."""
-        return interpreter.holds(eqn, self._unifies)
 
-    def _unifies(self, eqn: JaxprEqn) -> bool:
-        has_groups = eqn.params.get("axis_index_groups") is not None
-        return record_of(eqn).makes_alike and self._names_axis(eqn) and not has_groups
+        def unifies(inner: JaxprEqn) -> bool:
+            has_groups = inner.params.get("axis_index_groups") is not None
+            is_over_axis = self.name in interpreter.named_axes(inner)
+            return is_over_axis and record_of(inner).makes_alike and not has_groups
 
-    def _names_axis(self, eqn: JaxprEqn) -> bool:
-        return self.name in interpreter.named_axes(eqn)
+        return interpreter.holds(eqn, unifies)
 
     def _same(self, uniform: Sequence[bool]) -> list[Same]:
         return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]

@@ -122,12 +122,6 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
     return P(*[None] * longest, name)
 
 
-def is_unequal(value: Any, leaf: jax.ShapeDtypeStruct, axes: MeshAxes) -> bool:
-    """Return whether a value is stacked, `[N, *s]`, and its slices differ, as dropout keys do."""
-    is_stacked = jnp.shape(value) != leaf.shape
-    return is_stacked and not _are_equal(put_slices(value, axes.by_device))
-
-
 def place_leaf(value: Any, leaf: Leaf, axes: MeshAxes) -> Any:
     """Place a state value, `[*s]` or stacked: as `[N, *s]` if the leaf varies, else as `[*s]`."""
     if jnp.shape(value) != leaf.type.shape:
@@ -168,7 +162,7 @@ def _first_slice(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 @jax.jit
-def _are_equal(stacked: jax.Array) -> jax.Array:
+def are_equal(stacked: jax.Array) -> jax.Array:
     """Return whether all slices have the same bits."""
     data = jax.random.key_data(stacked) if is_key(stacked) else stacked
     # As bytes, so that NaN equals NaN, and -0 is not 0.
@@ -182,15 +176,10 @@ def place_batch(batch: Any, axes: MeshAxes) -> Any:
 
     def place(path: Any, leaf: Any) -> Any:
         name, shape = "batch" + jax.tree_util.keystr(path), jnp.shape(leaf)
-        if not shape:
+        if not shape or shape[0] % devices:
             raise ArgumentError(
-                f"place_batch splits the first dimension over devices, and {name} is a scalar. "
-                "Pass what all devices share to the function itself, with in_axes None for it."
-            )
-        if shape[0] % devices:
-            raise ArgumentError(
-                f"{name} has {shape[0]} rows, which {devices} devices do not divide. Give a "
-                f"multiple of {devices} rows, or drop the last ones."
+                f"{name} of shape {shape} cannot be split into rows for {devices} devices. Give a "
+                f"multiple of {devices} rows; what all devices share goes to the call itself."
             )
         if shape[0] != devices:
             rows = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

@@ -140,30 +140,17 @@ class StepProgram:
         ArgumentError is raised if a leaf of the state is sharded otherwise, or an argument is of
         this process alone.
         """
-        placed = list(call.leaves)
-        for place, (_, target) in enumerate(self.in_layouts):
-            leaf, value = self.traced.in_leaves[place], placed[place]
-            is_array = isinstance(value, jax.Array)
-            is_split = not (target.is_fully_addressable or target.is_fully_replicated)
+        placed = []
+        for number, (value, (_, target)) in enumerate(
+            zip(call.leaves, self.in_layouts, strict=True)
+        ):
+            leaf = self.traced.in_leaves[number]
             # One value `[*s]` of a leaf that varies: every device gets a copy of it.
             if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
-                placed[place] = placement.for_each_device(value, target)
-            elif isinstance(value, Tracer):
-                pass
-            elif is_split and not (is_array and not value.is_fully_addressable):
-                raise ArgumentError(
-                    f"{call.paths()[place]} of shape {tuple(jnp.shape(value))} is of this process "
-                    "alone, and is to be sharded over all processes. Place it first, by "
-                    "view.place_batch(batch) or view.place(state)."
-                )
-            # jit itself places host arrays and uncommitted ones.
-            elif is_array and value.committed and value.sharding != target:
-                if leaf and not value.sharding.is_equivalent_to(target, value.ndim):
-                    raise ArgumentError(
-                        f"{leaf.path} is sharded as {value.sharding}, and the global view keeps it "
-                        f"as {target}. Place the state once, by state = view.place(state)."
-                    )
-                placed[place] = put_as_jit_would(value, target)
+                value = placement.for_each_device(value, target)
+            elif not isinstance(value, Tracer):
+                value = _move_to(value, target, leaf, lambda n=number: call.paths()[n])
+            placed.append(value)
         return placed
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -278,7 +265,10 @@ class Signatures:
         kind = self._type_of_state(number, state, stacked)
         self._called.clear()  # of programs that take it for another state
         for path, value, leaf in zip(kind.paths, jax.tree.leaves(state), kind.leaves, strict=True):
-            if placement.is_unequal(value, leaf, self._setting.axes):
+            if jnp.shape(value) == leaf.shape:
+                continue
+            slices = placement.put_slices(value, self._setting.axes.by_device)
+            if not placement.are_equal(slices):  # as of dropout keys
                 self._add_varying({path: "place (its copies differ)"})
         return kind
 
@@ -323,6 +313,30 @@ class Signatures:
                 f"shape {leaf.type.shape}. Place a state of pmap once, by "
                 "state = view.place(state, stacked=True)."
             )
+
+
+def _move_to(value: Any, target: NamedSharding, leaf: Leaf | None, path: Callable[[], str]) -> Any:
+    """Place an argument leaf, one of the state if `leaf` says so, where the program wants it.
+
+    `path` returns its name for an ArgumentError; see `StepProgram.place`.
+    """
+    is_array = isinstance(value, jax.Array)
+    is_global = is_array and not value.is_fully_addressable
+    if not (is_global or target.is_fully_addressable or target.is_fully_replicated):
+        raise ArgumentError(
+            f"{path()} of shape {tuple(jnp.shape(value))} is of this process alone, and is to be "
+            "sharded over all processes. Place it first, by view.place_batch(batch) or "
+            "view.place(state)."
+        )
+    # jit itself places host arrays and uncommitted ones.
+    if not is_array or not value.committed or value.sharding == target:
+        return value
+    if leaf and not value.sharding.is_equivalent_to(target, value.ndim):
+        raise ArgumentError(
+            f"{leaf.path} is sharded as {value.sharding}, and the global view keeps it as "
+            f"{target}. Place the state once, by state = view.place(state)."
+        )
+    return put_as_jit_would(value, target)
 
 
 def _key_of(call: Call, types: Sequence[Any]) -> Hashable:

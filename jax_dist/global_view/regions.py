@@ -11,7 +11,7 @@ region as one, with its update of uniform parameters.
 """
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,8 +118,8 @@ class Planner:
 
     def _steps(self, body: Jaxpr, facts: ValueFacts) -> list[JaxprEqn | EnteredEquation | Region]:
         """Put each equation into the first stage that has its operands; return all, in order."""
-        global_steps: list[list[Any]] = []  # by stage
-        region_eqns: list[list[JaxprEqn]] = []  # by stage
+        global_steps: dict[int, list[Any]] = defaultdict(list)  # by stage
+        region_eqns: dict[int, list[JaxprEqn]] = defaultdict(list)  # by stage
         stage_of: dict[Var, int] = {}  # the stage that computes a value
         region_results: set[Var] = set()
         last_effect = (0, True)  # stage of the last side effect, and whether it ran outside regions
@@ -135,9 +135,6 @@ class Planner:
                 before, was_outside = last_effect
                 stage = max(stage, before if is_in_region or was_outside else before + 1)
                 last_effect = stage, not is_in_region
-            while len(global_steps) <= stage:
-                global_steps.append([])
-                region_eqns.append([])
             stage_of.update((var, stage) for var in eqn.outvars)
             if is_in_region:
                 region_results.update(eqn.outvars)
@@ -145,11 +142,10 @@ class Planner:
             else:
                 global_steps[stage].append(entered or eqn)
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
-        region_reads = {var for eqns in region_eqns for var in _operands(eqns)}
-        for steps, eqns in zip(global_steps, region_eqns, strict=True):
-            if eqns:
-                steps.append(self._region(eqns, facts, reads, region_reads))
-        return [step for steps in global_steps for step in steps]
+        region_reads = {var for eqns in region_eqns.values() for var in _operands(eqns)}
+        for stage, eqns in region_eqns.items():
+            global_steps[stage].append(self._region(eqns, facts, reads, region_reads))
+        return [step for stage in sorted(global_steps) for step in global_steps[stage]]
 
     def _runs_in_region(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
         """Return whether an equation runs in a region: it varies, communicates or has effects."""
@@ -221,15 +217,11 @@ def _iteration_sums(
     Nothing else reads such a result: one chain of elementwise equations leads to a psum that is
     scattered over another dimension than 0, that of the iterations. `scatters` has these psums.
     """
-    readers: dict[Var, list[JaxprEqn]] = {}
-    for eqn in body.eqns:
-        for var in variables(eqn.invars):
-            readers.setdefault(var, []).append(eqn)
+    reader_of = _sole_readers(body)
     scans = [eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan"]
     for result in (var for eqn in scans for var in eqn.outvars[loop_counts(eqn)[1] :]):
         var, between = result, []
-        while var not in body.outvars and len(readers.get(var, ())) == 1:
-            (eqn,) = readers[var]
+        while (eqn := reader_of.get(var)) is not None:
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
                 if total in scatters and scatters[total].dim != 0:
@@ -239,6 +231,13 @@ def _iteration_sums(
                 break
             between.append(eqn)
             (var,) = eqn.outvars
+
+
+def _sole_readers(body: Jaxpr) -> dict[Var, JaxprEqn]:
+    """Return the equation that reads a value, of values that are read once, and not returned."""
+    reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
+    operands = ((var, eqn) for eqn in body.eqns for var in variables(eqn.invars))
+    return {var: eqn for var, eqn in operands if reads[var] == 1}
 
 
 def _operands(eqns: Iterable[JaxprEqn]) -> list[Var]:

@@ -4,12 +4,10 @@ import dataclasses
 import math
 
 import jax
-import rich.table
-import rich.text
 from jax.sharding import NamedSharding
 
 from jax_dist._rewrite.uniformity import cut_along
-from jax_dist._usage import counted, render
+from jax_dist._usage import counted, make_table, render
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,18 +72,18 @@ class GlobalViewReport:
         return str(self)
 
     def __str__(self) -> str:
-        table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("leaf", "one device sees", "kind", "sharding"):
-            table.add_column(name, overflow="fold")
-        table.add_column("bytes per device", justify="right")
-        for leaf in self.leaves:
-            table.add_row(
-                rich.text.Text(leaf.path),
-                rich.text.Text(f"{leaf.type.dtype}{list(leaf.type.shape)}"),
+        columns = ("leaf", "one device sees", "kind", "sharding", "bytes per device")
+        rows = [
+            (
+                leaf.path,
+                f"{leaf.type.dtype}{list(leaf.type.shape)}",
                 "uniform" if leaf.uniform else f"varies from {leaf.origin}",
                 str(leaf.sharding.spec).replace("PartitionSpec", "P"),
                 f"{leaf.bytes_per_device:,}",
             )
+            for leaf in self.leaves
+        ]
+        table = make_table(columns, rows, numbers=1)
         head = (
             f"{self.function} on {self.devices} devices: {counted(self.shard_maps, 'shard_map')}, "
             f"{counted(self.scattered, 'sum')} scattered"
