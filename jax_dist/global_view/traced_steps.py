@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
@@ -106,12 +106,14 @@ _UNSUPPORTED = {
 }
 
 
-def _check_equations(fun_name: str, jaxpr: Any) -> None:
-    """Raise NotImplementedError for a primitive of `_UNSUPPORTED`, at any depth."""
-    for eqn in interpreter.equations(jaxpr):
+def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> None:
+    """Raise NotImplementedError for a primitive of `_UNSUPPORTED`; `around` are outer equations."""
+    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
         if reason := _UNSUPPORTED.get(_compat.name_of(eqn)):
-            line = interpreter.source_line(eqn) or "an unknown line"
+            line = interpreter.user_line_of(eqn, around) or "an unknown line"
             raise NotImplementedError(f"global_view of '{fun_name}': the step, at {line}, {reason}")
+        for body in interpreter.bodies(eqn):
+            _check_equations(fun_name, body, (*around, eqn))
 
 
 def _pair_results(

@@ -105,10 +105,11 @@ def global_view(
         )
     mapped = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
     names = mapped[:1] if mesh is None else mesh.axis_names
-    if not mapped or not {*mapped} <= {*names}:
+    is_each_once = len({*mapped} & {*names}) == len(mapped)
+    if not mapped or not is_each_once:
         has = "there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(names)}"
         raise DeviceCountError(
-            f"The mesh of a global view needs the axes {mapped!r}, but {has}. Name one "
+            f"The mesh of a global view needs the axes {mapped!r}, each once, but {has}. Name one "
             f"so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
         )
     options = Options(
