@@ -52,7 +52,8 @@ def _literal_identity(atom: Any) -> Identity | None:
 
 def is_key(value: Any) -> bool:
     """Return whether a value is an array of random keys of the new kind."""
-    return jnp.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key)
+    dtype: Any = getattr(value, "dtype", None)
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 # --- copies

@@ -192,26 +192,28 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
     Raises:
       NeedsWhole: the psum would send more bytes than the gather, or lose precision.
     """
-    contracted = _contracted_dims(eqn)
-    sides = [side for side, operand in enumerate(operands) if operand is not None]
-    gathered: list[Any] = [operands[side] for side in sides]
-    if not any(all(pair[side] == operands[side].dim for side in sides) for pair in contracted):
+    gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
+    for pair in _contracted_dims(eqn):
+        if all(pair[side] == operand.dim for side, operand in gathered.items()):
+            break
+    else:
         return None
     _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
     # strategies gather scores, and multiply them with noise as long as the parameters.
-    if 2 * _bytes(aval) > sum(_bytes(eqn.invars[side].aval) for side in sides):
+    if 2 * _bytes(aval) > sum(_bytes(eqn.invars[side].aval) for side in gathered):
         raise NeedsWhole("a psum of the product would send more than the gather")
     widens, precision = _is_low_precision(aval.dtype), eqn.params["precision"]
     if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
         raise NeedsWhole(f"dot_general in {aval.dtype.name} by an algorithm of its own")
     wide = {**eqn.params, "preferred_element_type": jnp.float32}
+    axes = next(iter(gathered.values())).axes  # the same of both
 
     def compute(eqn: JaxprEqn, values: Values) -> Any:
         # Rounded once, after the sum over devices, as the whole product would be.
         (product,) = replay(eqn.replace(params=wide) if widens else eqn, values)
-        return lax.convert_element_type(lax.psum(product, gathered[0].axes), aval.dtype)
+        return lax.convert_element_type(lax.psum(product, axes), aval.dtype)
 
     return Reduction("psum", compute)
 

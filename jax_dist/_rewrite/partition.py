@@ -178,10 +178,11 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
     )
     route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], layout_of_blocks)
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
-    for var, result in zip(eqn.outvars, traced.out_avals, strict=True):
+    expected_types: list[Any] = [var.aval for var in eqn.outvars]
+    for pair in zip(expected_types, traced.out_avals, strict=True):
         expected, actual = (
             f"{kind.dtype}{list(kind.shape)}{' (weakly typed)' if kind.weak_type else ''}"
-            for kind in (var.aval, result)
+            for kind in pair
         )
         if actual != expected:
             raise ValueError(f"its lowering gives {actual}, and the operation {expected}")

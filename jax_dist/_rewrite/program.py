@@ -135,8 +135,14 @@ class RewrittenProgram:
 
     # ---- a call that the front does not know
 
-    def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a call that the front of the captured arrays `asking` did not know; see `Answer`."""
+    def _call_anew(
+        self, front_captures: PlacedCaptures, args: _Args, kwargs: _Kwargs
+    ) -> _compat.Answer:
+        """Run a call that no front knows; `front_captures` are those of the front that was called.
+
+        Returns what `_compat.front` expects: the results, what the front is to remember, or None,
+        and whether that is stale.
+        """
         call = self._find(args, kwargs)
         if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
@@ -144,12 +150,12 @@ class RewrittenProgram:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         mesh = self.options.mesh
         try:
-            return self._run(asking, call, args, kwargs)
+            return self._run(front_captures, call, args, kwargs)
         except ValueError:  # perhaps of jit, for arguments on different sets of devices
             if mesh is None:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
-        results, _, _ = self._run(asking, self._find(args, kwargs), args, kwargs)
+        results, _, _ = self._run(front_captures, self._find(args, kwargs), args, kwargs)
         return results, None, False
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
@@ -166,9 +172,9 @@ class RewrittenProgram:
         return self._jit(NO_CAPTURES, call.variant)(*args, **kwargs)
 
     def _run(
-        self, asking: PlacedCaptures, call: _KnownCall, args: _Args, kwargs: _Kwargs
+        self, front_captures: PlacedCaptures, call: _KnownCall, args: _Args, kwargs: _Kwargs
     ) -> _compat.Answer:
-        """Run a call on arrays; see `_call_anew` for `asking` and the results."""
+        """Run a call on arrays; see `_call_anew` for `front_captures` and the results."""
         placed = self._place_captures(call)
         self._watch.warn_of(call.traced.lifted.captures, lifted=True)
         if call.mesh is not None and call.traced.fingerprint is not None:
@@ -177,7 +183,7 @@ class RewrittenProgram:
         results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
         is_full = call.mesh is not None and programs.can_be_full(call.mesh)
         self.fronts.use(placed, is_full=is_full)
-        return results, memory if placed is asking else None, stale
+        return results, memory if placed is front_captures else None, stale
 
     def _place_captures(self, call: _KnownCall) -> PlacedCaptures:
         """Return the captured arrays of a call on the devices that it runs on."""

@@ -22,12 +22,22 @@ _Kwargs: TypeAlias = dict[str, Any]
 
 
 class Fronts:
-    """The fronts (see `_compat.front`) of one function: one for each set of captured arrays.
+    """The C++ fast paths of one function, one for each set of captured arrays.
 
-    `call` is the front of the program that ran last, as a user calls it. `miss` makes a call that
-    no front knows, and `rerun` is what `jax.debug_nans` runs once more; captured arrays are their
-    first argument. `without_jit` makes a call under `jax.disable_jit`. The static arguments are
-    those of the user.
+    A front remembers how to run the signatures that it was called with; see `_compat.front`. A
+    front of captured arrays takes them as first argument.
+
+    Args:
+      name: of the function.
+      miss: makes a call that a front does not know: of the front's captured arrays, the user's
+        arguments and keywords.
+      function: returns the user's function.
+      rerun: what `jax.debug_nans` runs once more, of the same three.
+      without_jit: makes a call under `jax.disable_jit`.
+      static_argnums, static_argnames: of the user's function.
+
+    Attributes:
+      call: the front of the program that ran last, as the user calls it.
     """
 
     def __init__(
