@@ -175,7 +175,11 @@ def explain(
     Args:
       fun: the function; see `rewrite`.
       *args: as in a call of `fun`; `jax.ShapeDtypeStruct` may stand in for arrays.
-      mesh, captures, gathers, partitioning, specs: see `rewrite`.
+      mesh: see `rewrite`.
+      captures: see `rewrite`.
+      gathers: see `rewrite`.
+      partitioning: see `rewrite`.
+      specs: see `rewrite`.
       devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
         a list. `fun` is then a mapped function, whose step every device runs with as much as here;
         and the report has its plan: what each strategy takes there, and whether that fits.
