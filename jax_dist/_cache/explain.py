@@ -25,7 +25,7 @@ _TEXTS = {
     "traced-value": "A number inside the program differs: tracing computes it from random numbers, "
     "the time or a static argument; pass it as an array argument.",
     "host-callback": "It calls back into Python, and this jax never writes such a program; remove "
-    "jax.debug.print or the callback, or use jax 0.12 or later.",
+    "jax.debug.print or the callback, or use jax 0.11 or later.",
     "rank": "JAX lets only the first process write; call jax_dist.cache.enable() in each process.",
     "not-in-every-run": "One run did not compile it; make the run repeatable, unless it depends on "
     "the data.",
