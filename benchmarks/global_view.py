@@ -151,7 +151,7 @@ def types_of(options: Options, sizes: Sizes, count: int) -> tuple[Tree, jax.Shap
 
 def describe(lowered: jax.stages.Lowered) -> str:
     """Return the memory of one device, and the collectives."""
-    cost = ProgramCost.of(lowered)
+    cost = ProgramCost.measure(lowered)
     kinds: dict[str, int] = {}
     for each in cost.collectives:
         kinds[each.kind] = kinds.get(each.kind, 0) + each.count

@@ -357,7 +357,7 @@ def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
     return model.replace(params=params, outvars=jaxpr.jaxpr.outvars, effects=jaxpr.effects)
 
 
-def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def expand(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr of a `call_hi_primitive`, which holds an object that traces it; else None.
 
     The axes around the equation are not in scope: what names one is not expanded.

@@ -118,9 +118,9 @@ def compare_device_counts(
     counts = sorted(set(devices) - {1})
     if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
         raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
-    program = _Program.of(fun, args, axis_name, in_axes, mesh)
-    run_on_one = program.on_devices(1)
-    runs = {count: program.on_devices(count) for count in counts}  # checks them all
+    program = _Program.build(fun, args, axis_name, in_axes, mesh)
+    run_on_one = program.make_runner(1)
+    runs = {count: program.make_runner(count) for count in counts}  # checks them all
     values = [argument.value for argument in program.arguments]
     text = run_on_one(values, method="lower").as_text()
     expected = _run_perturbed(run_on_one, values, _coarsest_epsilon(text))
@@ -142,7 +142,7 @@ class _Argument(NamedTuple):
     axis: int = 0
 
     @classmethod
-    def of_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+    def from_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
         """Return an argument whose `axis` has the rows of all devices; None: it is shared."""
         if axis is None or not hasattr(value, "shape"):
             return cls(path, value)
@@ -151,7 +151,7 @@ class _Argument(NamedTuple):
         return cls(path, value, "split", axis)
 
     @classmethod
-    def of_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+    def from_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
         """Return an argument of a function that pmap maps, whose `axis` is over devices."""
         if axis is None:
             return cls(path, value)
@@ -182,14 +182,14 @@ class _Program:
     mesh: Mesh | None  # of a function of whole arrays
 
     @classmethod
-    def of(
+    def build(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
         """Return the program of a function of one of the forms of `compare_device_counts`."""
         name = getattr(fun, "__name__", type(fun).__name__)
         leaves, tree = jax.tree.flatten_with_path(args)
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        make_argument = _Argument.of_rows
+        make_argument = _Argument.from_rows
 
         def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
             options = {"mesh": mesh} if takes_mesh else {}
@@ -202,14 +202,14 @@ class _Program:
         else:
             from jax_dist._steps import MappedStep  # few tests need it
 
-            step = MappedStep.of(fun, args, {})
+            step = MappedStep.find(fun, args, {})
             run = lambda leaves, mesh: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.mesh_axis
             static = step.options.static
             leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
             if len(leaves) > len(step.axes):  # jax.pmap does not say which arguments are static
                 leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
-            make_argument = _Argument.of_slices
+            make_argument = _Argument.from_slices
         arguments = [
             make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)
             for (path, leaf), axis in zip(leaves, axes, strict=True)
@@ -218,7 +218,7 @@ class _Program:
             raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
         return cls(run, name, arguments, axis_name, mesh)
 
-    def on_devices(self, count: int) -> Callable[..., Any]:
+    def make_runner(self, count: int) -> Callable[..., Any]:
         """Return a function that runs the program on `count` devices.
 
         It takes the values of the arguments, and a method of jit's to use instead of `__call__`.

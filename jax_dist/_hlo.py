@@ -61,7 +61,7 @@ class ProgramCost:
         return sum(group.count * group.moved_bytes for group in self.collectives)
 
     @classmethod
-    def of(
+    def measure(
         cls, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled | None = None
     ) -> "ProgramCost":
         """Return the cost of a lowered program; it is compiled unless `compiled` is given."""
@@ -133,7 +133,7 @@ class Module:
         counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
         return cls(entry, computations, devices=math.prod(map(int, counts)))
 
-    def executed(
+    def walk_executed(
         self, name: str, times: int = 1, runs: Runs = "always"
     ) -> Iterator[tuple[Instruction, int, Runs]]:
         """Yield the instructions of a computation and of those it calls, and how often each runs.
@@ -157,14 +157,14 @@ class Module:
                 elif attribute == "condition" and trip_count is not None:
                     callee_times = times * (int(trip_count[1]) + 1)  # once more, to end the loop
                 for callee in re.findall(r"[^\s,%]+", name_list or single_name):
-                    yield from self.executed(callee, callee_times, callee_runs)
+                    yield from self.walk_executed(callee, callee_times, callee_runs)
 
     def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
         """Return the collectives in order, equal ones merged; axis names are those of `meshes`."""
         meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
         counts: dict[Collective, int] = {}
         channels: set[str] = set()
-        for instruction, times, runs in self.executed(self.entry):
+        for instruction, times, runs in self.walk_executed(self.entry):
             # On TPUs, a collective that overlaps with several fusions is in each, with one id.
             chained = _CHAINED.search(instruction.attributes)
             if chained and chained[1] in channels:

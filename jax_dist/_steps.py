@@ -43,7 +43,7 @@ class MappedStep:
         return self.call.fun_name
 
     @classmethod
-    def of(cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "MappedStep":
+    def find(cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "MappedStep":
         """Return the step of a mapped function, or of the first pmap that `fun` calls.
 
         Raises NotImplementedError if it maps nothing, MappedAxisError if the sizes differ.
@@ -65,10 +65,10 @@ class MappedStep:
         types = []
         for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
             stacking_axis = None if owner in whole else axis
-            types.append(type_of(leaf, axes.stacked(leaf.shape, stacking_axis, devices)))
+            types.append(type_of(leaf, axes.stack(leaf.shape, stacking_axis, devices)))
         return types
 
-    def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
+    def map_by(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
         """Map the step over other devices by `pmap`, as a function of the argument leaves."""
 
         def step_of_leaves(*leaves: Any) -> Any:
@@ -113,7 +113,7 @@ class MappedStep:
         count, options = len(machine.devices), self.options
         if strategy in ("jax.pmap", "jax_dist.pmap"):
             mapping = jax.pmap if strategy == "jax.pmap" else pmap
-            return self.mapped(mapping, machine.devices).lower(*self.leaves(count))
+            return self.map_by(mapping, machine.devices).lower(*self.leaves(count))
         # The other strategies are those of `global_view`, in which state has no device axis.
         state = self.state(count) if state is None else tuple(state)
         if not state:
@@ -177,7 +177,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     def call_mapped_function(*args: Any, **kwargs: Any) -> Any:
         return intercepted.fun(*args, **kwargs)
 
-    call = Call.of_taken(intercepted, mapped_types, call_mapped_function, name)
+    call = Call.from_intercepted(intercepted, mapped_types, call_mapped_function, name)
     # JAX has one flag a leaf. An argument is donated if all its leaves are.
     leaf_flags = zip(call.owners, intercepted.donated, strict=True)
     kept = {owner for owner, is_donated in leaf_flags if not is_donated}
@@ -200,7 +200,7 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
         if function in called:
             return
         called[function] = axes.function_name(function)
-        step = MappedStep.of(function, args, kwargs)
+        step = MappedStep.find(function, args, kwargs)
         state = step.state(jax.local_device_count())
         is_training_step = bool(state and set(step.call.owners) - set(state))
         if (name is None and is_training_step) or name == called[function]:

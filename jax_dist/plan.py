@@ -149,7 +149,7 @@ def plan(
       NotImplementedError: nothing is mapped in `fun`.
       ImportError: the compiler of a machine is not installed.
     """
-    step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
+    step = fun if isinstance(fun, MappedStep) else MappedStep.find(fun, args, dict(keywords or {}))
     machines = machines_of(on)
     if isinstance(state, int):
         state = (state,)
@@ -215,7 +215,7 @@ def _compile(
         needed = _needed_bytes(str(error))
         row = dataclasses.replace(row, needed=needed, problem="" if needed else _first_line(error))
     else:
-        cost = ProgramCost.of(lowered, compiled)
+        cost = ProgramCost.measure(lowered, compiled)
         needed = cost.peak_bytes
         if machine.devices[0].platform == "cpu":  # the peak of XLA's CPU compiler is incomplete
             sizes = (cost.argument_bytes, cost.output_bytes, cost.temp_bytes)

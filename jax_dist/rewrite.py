@@ -210,8 +210,8 @@ def explain(
     from jax_dist.plan import machines_of, plan
 
     (machine,) = machines_of(devices)
-    step = MappedStep.of(fun, args, kwargs)
-    there = rewrite(step.mapped(jax.pmap, machine.devices), **options)
+    step = MappedStep.find(fun, args, kwargs)
+    there = rewrite(step.map_by(jax.pmap, machine.devices), **options)
     report = there.report(*step.leaves(len(machine.devices)))
     return dataclasses.replace(report, plan=plan(step, on=machine))
 
@@ -225,7 +225,7 @@ def _report_of(
     before, program_before, failure = None, ProgramCost(), ()
     try:
         lowered = traced.lower()
-        before, program_before = lowered, ProgramCost.of(lowered)
+        before, program_before = lowered, ProgramCost.measure(lowered)
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
         what = "the program does not compile as it is, so nothing is known of it"
@@ -243,7 +243,7 @@ def _report_of(
     return Report(
         name=name,
         before=program_before,
-        after=ProgramCost.of(after),
+        after=ProgramCost.measure(after),
         cache_before=None if before is None else find_key_causes(before, names),
         cache_after=find_key_causes(after, kept),
         findings=(*findings, *find_gradient_sums(traced.jaxpr), *failure),

@@ -114,7 +114,7 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     return P(*[None] * (axis % ndim), name)
 
 
-def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
+def resize(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
     """Return `shape` with dimension `axis` of another size; unchanged if `axis` is None."""
     if axis is None:
         return tuple(shape)
@@ -122,7 +122,7 @@ def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def stacked(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
+def stack(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
     """Return the shape of `size` slices stacked along a new dimension `axis`; unchanged if None."""
     return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 

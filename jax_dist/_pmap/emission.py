@@ -49,7 +49,7 @@ class TracedBody:
         leaves, self.out_tree = jax.tree.flatten(output)
         return leaves
 
-    def on_devices(
+    def map_over_devices(
         self,
         leaves: Sequence[Any],
         name: str,
@@ -98,7 +98,7 @@ class TracedBody:
         return [P()] + [axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1)]
 
     def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the leaves of the output in their order, from the groups of `on_devices`."""
+        """Return the leaves of the output in their order, from the groups of `map_over_devices`."""
         iterators = [iter(group) for group in groups]
         return [next(iterators[_group_index(axis)]) for axis in self.out_axes]
 
@@ -113,7 +113,7 @@ class TracedBody:
         consts = list(interpreter.constants(jaxpr))
         tracer_indices = [i for i, const in enumerate(consts) if isinstance(const, Tracer)]
         if not tracer_indices:  # trace anew: the kernel of a pallas_call in a jaxpr cannot be moved
-            return self.ungroup(self.on_devices(self.call.leaves, axis.name))
+            return self.ungroup(self.map_over_devices(self.call.leaves, axis.name))
         count = len(tracer_indices)
 
         def evaluate(operands: Sequence[Any]) -> list[Any]:
@@ -124,9 +124,9 @@ class TracedBody:
             return rebind.evaluate(closed, operands[count:])
 
         leaves = [*[consts[index] for index in tracer_indices], *self.call.leaves]
-        return self.ungroup(self.on_devices(leaves, axis.name, run=evaluate))
+        return self.ungroup(self.map_over_devices(leaves, axis.name, run=evaluate))
 
-    def as_vmap(self, name: Any) -> list[Any]:
+    def trace_as_vmap(self, name: Any) -> list[Any]:
         """Trace it as a vmap with axis name `name`; return the leaves of its output, stacked."""
         call = self.call
         outs = jax.vmap(
@@ -160,10 +160,10 @@ def emit(
                 f"pmap of '{call.fun_name}' cannot be traced over these devices: order devices= by "
                 "process, with as many of each process."
             )
-        leaves = _over_processes(_view_as_whole, leaves, call.axes, layout)
-    outs = _on_mesh(body, leaves, layout)
+        leaves = _convert_over_processes(_view_as_whole, leaves, call.axes, layout)
+    outs = _emit_on_mesh(body, leaves, layout)
     if as_view:
-        outs = _over_processes(_whole_as_view, outs, body.out_axes, layout)
+        outs = _convert_over_processes(_whole_as_view, outs, body.out_axes, layout)
     return jax.tree.unflatten(body.out_tree, outs), body
 
 
@@ -182,7 +182,7 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
         raise meshes.unequal_axis_size(options, call.size)
     axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
-    outs = body.inside_region(axis) if on_mesh else body.as_vmap(axis.name)
+    outs = body.inside_region(axis) if on_mesh else body.trace_as_vmap(axis.name)
     return jax.tree.unflatten(body.out_tree, outs)
 
 
@@ -205,11 +205,11 @@ def _is_bound(name: str) -> bool:
     return True
 
 
-def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
+def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
     """Trace a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
     user, mesh = meshes.mesh_of_user(), layout.mesh
     if user is None:
-        return body.ungroup(body.on_devices(leaves, layout.name, mesh))
+        return body.ungroup(body.map_over_devices(leaves, layout.name, mesh))
     if user.size != mesh.size:
         raise MappedAxisError(
             f"pmap of '{body.options.fun_name}' needs {mesh.size} devices, but is traced under a "
@@ -224,7 +224,7 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
             leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves)
         with meshes.context_of(mesh):
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
-            return body.on_devices(leaves, layout.name, mesh, {*mesh.axis_names})
+            return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
     if meshes.is_explicit(user):
         specs = body.out_specs(meshes.all_axes(user))
@@ -234,7 +234,7 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
     return [lax.with_sharding_constraint(x, P()) for x in outs] if is_nested else outs
 
 
-def _over_processes(
+def _convert_over_processes(
     convert: Callable[..., jax.Array],
     leaves: Sequence[Any],
     leaf_axes: Sequence[Axis],
@@ -257,7 +257,7 @@ def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     padding = jnp.zeros_like(view, shape=(layout.processes - 1, *view.shape))
     parts = _convert(jnp.concatenate([view[None], padding]), axis, layout, to_whole=True)
     merged = jnp.moveaxis(parts, 0, axis % view.ndim)
-    return lax.reshape(merged, axes.resized(view.shape, axis, view.shape[axis] * layout.processes))
+    return lax.reshape(merged, axes.resize(view.shape, axis, view.shape[axis] * layout.processes))
 
 
 def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
@@ -265,8 +265,8 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     if axis is None:
         return whole
     axis %= whole.ndim
-    local_shape = axes.resized(whole.shape, axis, whole.shape[axis] // layout.processes)
-    split_shape = axes.stacked(local_shape, axis, layout.processes)  # [..., P, L, ...]
+    local_shape = axes.resize(whole.shape, axis, whole.shape[axis] // layout.processes)
+    split_shape = axes.stack(local_shape, axis, layout.processes)  # [..., P, L, ...]
     parts = jnp.moveaxis(lax.reshape(whole, split_shape), axis, 0)
     return _convert(parts, axis, layout, to_whole=False)[0]
 

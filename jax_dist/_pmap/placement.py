@@ -86,7 +86,7 @@ def shard(tree: Any, mesh: Mesh | None = None, spec: P | Any = None) -> Any:
         subtree = copy_if_aliased(subtree, sharding)
         if is_local:
             return jax.device_put(subtree, sharding)
-        return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
+        return jax.tree.map(lambda x: _make_global(x, sharding), subtree)
 
     return jax.tree.map(put, spec, tree, is_leaf=lambda node: isinstance(node, P))
 
@@ -331,12 +331,12 @@ def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
     return _compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,))
 
 
-def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
+def _make_global(x: Any, sharding: NamedSharding) -> jax.Array:
     """Return a process-local array as the global one that `sharding` describes."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     if is_key(x):
-        return with_data(x, lambda data: _from_this_process(data, sharding))
+        return with_data(x, lambda data: _make_global(data, sharding))
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 

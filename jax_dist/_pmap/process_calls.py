@@ -84,7 +84,7 @@ class _LocalView:
         if axis is not None and not is_global(leaf):
             if shape[axis] != self.layout.local_size:
                 raise _MisfitError
-            shape = axes.resized(shape, axis, self.layout.size)
+            shape = axes.resize(shape, axis, self.layout.size)
         sharding = self.layout.sharding(axis, len(shape))
         # The dtype is not weak, even if that of the leaf is; jax.pmap's are not, either.
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
@@ -122,7 +122,7 @@ class _LocalView:
         local = NamedSharding(self.layout.process_local.mesh, spec)
         for axis, entry in enumerate(spec):
             if self.layout.name in names_of(entry):
-                shape = axes.resized(shape, axis, shape[axis] // self.layout.processes)
+                shape = axes.resize(shape, axis, shape[axis] // self.layout.processes)
         aval = ShapedArray(shape, array.dtype)
         conversion = _Conversion(array.aval, array.sharding, aval, local)
         _remember(self._to_local, id(array.aval), conversion)

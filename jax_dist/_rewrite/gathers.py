@@ -200,7 +200,7 @@ class _Walk:
         # For each body, for each input, the axes along which it is the same. One analysis serves
         # all bodies; it is cached and run late, because most bodies have no rule that asks for it.
         inputs = functools.cache(
-            lambda: self._invariance.of_body_inputs(
+            lambda: self._invariance.body_inputs(
                 eqn, body.same_of(eqn.invars, body.facts), body.region.scope
             )
         )
@@ -282,7 +282,7 @@ class _Walk:
             return
         (out,) = eqn.outvars
         varying = _compat.varying_axes(out.aval)
-        compute = lambda xs: [_as_varying(result.compute(eqn, xs), varying)]
+        compute = lambda xs: [_mark_varying(result.compute(eqn, xs), varying)]
         key = (eqn.primitive, *eqn.params.items(), first.axes, varying)
         (body.env[out],) = self._trace(key, compute, eqn, blocks, body)
         for site in sites:
@@ -381,7 +381,7 @@ def _may_round(eqn: JaxprEqn) -> bool:
     return not record_of(eqn).exact and any(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals)
 
 
-def _as_varying(value: Any, axes: frozenset[Any]) -> Any:
+def _mark_varying(value: Any, axes: frozenset[Any]) -> Any:
     """Return the value typed as varying along these axes: a psum is invariant, a gather is not."""
     missing = sorted(axes - _compat.varying_axes(jax.typeof(value)), key=str)
     return lax.pcast(value, tuple(missing), to="varying") if missing else value

@@ -145,7 +145,7 @@ def run(
         if handler is None:
             outs = replay(eqn, values)
         else:
-            with located(eqn, anew=True):
+            with use_location(eqn, anew=True):
                 outs = handler(eqn, values)
         env.update(zip(eqn.outvars, outs, strict=True))
     return read_all(body.outvars, env)
@@ -161,7 +161,7 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     invars: list[Any] = [Var(jax.typeof(value)) for value in values]
     outvars = [Var(var.aval) for var in eqn.outvars]  # new ones, also for unused results
     moved = eqn.replace(invars=invars, outvars=outvars)
-    single = Jaxpr((), invars, outvars, [moved], eqn.effects, unnamed())
+    single = Jaxpr((), invars, outvars, [moved], eqn.effects, make_debug_info())
     return eval_jaxpr(single, (), *values)
 
 
@@ -183,7 +183,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 
 @contextlib.contextmanager
-def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
+def use_location(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
     """Give what is traced here the line, name stack and, unless `anew`, the context of `eqn`."""
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
@@ -217,7 +217,7 @@ _compat.hide_frames(OURS)
 
 
 @functools.cache
-def unnamed() -> Any:
+def make_debug_info() -> Any:
     """Return the debug info of a jaxpr without a function, edited: its class is not public."""
     made: Any = jax.make_jaxpr(lambda: ())().jaxpr.debug_info
     return made._replace(
@@ -359,7 +359,7 @@ def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
         if id(eqn) not in handlers:
             return None
         atoms = builder.read_all(eqn.invars)
-        with located(eqn):
+        with use_location(eqn):
             # A function of its own each time, for JAX remembers what it has traced.
             traced = jax.make_jaxpr(lambda *values: handlers[id(eqn)](eqn, list(values)))(
                 *[atom.aval for atom in atoms]

@@ -191,7 +191,7 @@ class RewrittenProgram:
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
             mesh = next((mesh for mesh in call.meshes if mesh.is_multi_process), None)
-        place = lambda value: _placed(value, mesh)
+        place = lambda value: _place_capture(value, mesh)
         return self._placements.get(call.traced.lifted, mesh, place)
 
     def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
@@ -214,7 +214,7 @@ class RewrittenProgram:
         A signature is all that a trace depends on: types, static values, settings such as x64. JAX
         keeps traces by it, and forgets them with `jax.clear_caches()`.
         """
-        args, kwargs = jax.tree.map(_described, (args, kwargs))
+        args, kwargs = jax.tree.map(_describe_leaf, (args, kwargs))
         with tracing(self.options.captures):
             traced = self._user_jit.trace(*args, **kwargs)
         if traced.jaxpr not in self._traces:
@@ -336,7 +336,7 @@ class RewrittenProgram:
         self._agreed.add(signature)
 
 
-def _described(leaf: Any) -> Any:
+def _describe_leaf(leaf: Any) -> Any:
     """Return an array on Auto axes as its type, so that all shardings share one trace."""
     if isinstance(leaf, jax.Array):
         kind: Any = jax.typeof(leaf)
@@ -345,7 +345,7 @@ def _described(leaf: Any) -> Any:
     return leaf
 
 
-def _placed(value: Any, mesh: Mesh | None) -> Any:
+def _place_capture(value: Any, mesh: Mesh | None) -> Any:
     """Return a captured array on the devices of the program: replicated, if it is on one device."""
     is_array = isinstance(value, jax.Array)
     if is_array and len(value.sharding.device_set) > 1:

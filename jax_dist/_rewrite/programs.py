@@ -84,7 +84,7 @@ class Fronts:
         front = self._front(placed)
         if placed is not NO_CAPTURES:
             front = functools.partial(front, placed.values)
-        self.call = throttled(front) if is_full else front
+        self.call = throttle(front) if is_full else front
         for caller in self._callers if self._call_of_callers is None else ():
             caller.__call__ = self.call
 
@@ -132,7 +132,7 @@ def can_be_full(mesh: Mesh) -> bool:
     return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
 
 
-def throttled(call: Callable) -> Callable:
+def throttle(call: Callable) -> Callable:
     """Return the call with every sixteenth one waiting for its result."""
 
     def waiting(*args: Any, **kwargs: Any) -> Any:

@@ -95,24 +95,24 @@ def _sections(report: Report) -> Iterator[Any]:
     has_findings = bool((*report.findings, *report.captured))
     for outcome in get_args(Outcome):
         if rows := [_finding_row(f) for f in report.findings if f.outcome == outcome]:
-            yield _titled(outcome.capitalize(), ("code", "finding"), rows, header=False)
+            yield _add_title(outcome.capitalize(), ("code", "finding"), rows, header=False)
     if report.captured:
         columns = ("name", "type", "captured", "used", "now", "bytes")
-        yield _titled("Captured arrays", columns, map(_captured_row, report.captured), numbers=1)
+        yield _add_title("Captured arrays", columns, map(_captured_row, report.captured), numbers=1)
     if report.before.collectives or report.after.collectives:
         columns = ("", "kind", "axes", "devices", "count", "result", "moved")
         title = "Collectives, per step on one device"
-        yield _titled(title, columns, _collective_rows(report), numbers=4)
+        yield _add_title(title, columns, _collective_rows(report), numbers=4)
     if has_findings:
         columns = ("", "before", "after")
-        yield _titled("Program, on one device", columns, _program_rows(report), numbers=2)
+        yield _add_title("Program, on one device", columns, _program_rows(report), numbers=2)
     if has_findings or report.cache_after:
-        yield _titled("Key in the persistent cache", ("", ""), _cache_rows(report), header=False)
+        yield _add_title("Key in the persistent cache", ("", ""), _cache_rows(report), header=False)
     if report.plan:
         yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
 
 
-def _titled(title: str, *table: Any, **options: Any) -> rich.console.Group:
+def _add_title(title: str, *table: Any, **options: Any) -> rich.console.Group:
     """Return a title and an indented table; the arguments are those of `make_table`."""
     indented = rich.padding.Padding(make_table(*table, **options), (0, 0, 0, 2))
     return rich.console.Group(rich.text.Text(f"\n{title}"), indented)

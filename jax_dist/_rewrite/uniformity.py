@@ -75,7 +75,7 @@ class Invariance:
         facts = self.facts(body, ins, scope)
         return [self.same_of(atom, facts, scope) for atom in open_jaxpr(body).outvars]
 
-    def of_body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
+    def body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
         """Return for each body of an equation the axes along which each of its inputs is the same.
 
         `ins` has these axes for the operands, and `scope` is that of the equation. In a loop they
@@ -117,7 +117,7 @@ class Invariance:
             case "loop":
                 return self._loop_results(eqn, operands, scope)
             case "region":
-                (inputs,) = self.of_body_inputs(eqn, operands, scope)
+                (inputs,) = self.body_inputs(eqn, operands, scope)
                 outs = self.outputs(bodies(eqn)[0], inputs, self.inside(eqn, scope))
                 return [same & scope for same in outs]
             case "collective" if record.over != "unknown":
@@ -126,7 +126,7 @@ class Invariance:
                 same, over = scope.intersection(*operands), frozenset(named_axes(eqn))
                 is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
                 return [same | (over & scope) if is_unified else same - over] * count
-        if (body := _compat.expanded(eqn)) is not None:
+        if (body := _compat.expand(eqn)) is not None:
             return self.outputs(body, operands, scope)
         return [NOWHERE] * count
 

@@ -39,7 +39,7 @@ class AxisAnalysis:
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Return for each body of a loop or branch whether each input is always uniform."""
-        inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
+        inputs = self._invariance.body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
     def settle_state(

@@ -131,7 +131,7 @@ class Emitter:
         for number in range(constants):
             if step.ins[number] and step.in_specs[number] is None:
                 values[number] = self.gather(values[number], facts.spec_of(eqn.invars[number]))
-        with interpreter.located(eqn, anew=True):
+        with interpreter.use_location(eqn, anew=True):
             if name == "scan":
                 return self._run_scan(step, values)
             if name == "while":

@@ -130,7 +130,7 @@ def place_leaf(value: Any, leaf: Leaf, axes: MeshAxes) -> Any:
         return _first_slice(put_slices(value, axes.by_device), leaf.sharding)
     if not isinstance(value, jax.Array):  # on CPU, `device_put` would share its memory
         value = np.array(value, dtype=type_of(value).dtype)
-    put = put_copy if leaf.uniform else for_each_device  # both in memory of its own
+    put = put_copy if leaf.uniform else copy_to_devices  # both in memory of its own
     return put(value, leaf.sharding)
 
 
@@ -140,7 +140,7 @@ def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return shard(leaf, mesh, sharding.spec)
 
 
-def for_each_device(value: Any, sharding: NamedSharding) -> Any:
+def copy_to_devices(value: Any, sharding: NamedSharding) -> Any:
     """`[*s] -> [N, *s]`: give each device its own copy."""
     is_host, is_traced = not isinstance(value, jax.Array), isinstance(value, Tracer)
     # jit takes a traced value as it is, and an array that is on the devices of the mesh.

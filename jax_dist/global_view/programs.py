@@ -147,7 +147,7 @@ class StepProgram:
             leaf = self.traced.in_leaves[number]
             # One value `[*s]` of a leaf that varies: every device gets a copy of it.
             if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
-                value = placement.for_each_device(value, target)
+                value = placement.copy_to_devices(value, target)
             elif not isinstance(value, Tracer):
                 value = _move_to(value, target, leaf, lambda n=number: call.paths()[n])
             placed.append(value)

@@ -190,7 +190,7 @@ class Planner:
         inputs = [var for var in reads_here if var not in computed]
         results = [var for var in computed if reads[var] > reads_here[var]]
         effects = frozenset().union(*[eqn.effects for eqn in eqns])
-        body = Jaxpr((), inputs, results, eqns, effects, interpreter.unnamed())
+        body = Jaxpr((), inputs, results, eqns, effects, interpreter.make_debug_info())
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, eqns)) if self.setting.reorders else []

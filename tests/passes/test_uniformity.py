@@ -32,7 +32,7 @@ def same(body, *, cut_along="i"):
     )
     (eqn,) = shard_maps(function)
     invariance = Invariance()
-    (inputs,) = invariance.of_body_inputs(eqn, [NOWHERE], NOWHERE)
+    (inputs,) = invariance.body_inputs(eqn, [NOWHERE], NOWHERE)
     (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, invariance.inside(eqn, NOWHERE))
     return set(output)
 

@@ -25,7 +25,7 @@ def _mesh(order=range(8)):
 def _program(body, spec="ij", mesh=None):
     specs = {"in_specs": P(*spec), "out_specs": P("i", "j")}
     mapped = jax.shard_map(body, mesh=mesh or _mesh(), check_vma=False, **specs)
-    return _hlo.ProgramCost.of(jax.jit(mapped).lower(_X))
+    return _hlo.ProgramCost.measure(jax.jit(mapped).lower(_X))
 
 
 def _scan(body, length):

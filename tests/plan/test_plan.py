@@ -93,7 +93,7 @@ def test_axes_static_arguments_and_keywords_stay_what_they_are():
     mapped = jax.pmap(scaled, "i", in_axes=(None, None, 1), out_axes=None,
                       static_broadcasted_argnums=0)  # fmt: skip
     of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    found = MappedStep.of(mapped, (3, of(32, 64), of(5, 2, 7)), {"bias": of(2, 9)})
+    found = MappedStep.find(mapped, (3, of(32, 64), of(5, 2, 7)), {"bias": of(2, 9)})
 
     assert [leaf.shape for leaf in found.slices] == [(32, 64), (5, 7), (9,)]
     assert [leaf.shape for leaf in found.leaves(8)] == [(32, 64), (5, 8, 7), (8, 9)]
