@@ -10,6 +10,7 @@ from typing import TypeAlias
 from jax_dist.lint.engine import linter
 from jax_dist.lint.model import new_imports, sources
 from jax_dist.lint.model.findings import choose_fixes
+from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
@@ -23,7 +24,6 @@ from jax_dist.migrate.places import (
     Target,
     unparsed_cells,
 )
-from jax_dist.migrate.project_files import ProjectFiles
 
 _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
@@ -54,7 +54,7 @@ def migrate(
     A name that one file defines and another uses is migrated in both. `progress` is called with the
     number of files done, and of all.
     """
-    files = ProjectFiles(paths)
+    project = Project(tuple(paths))
     migrated: list[FileMigration] = []
     for number, path in enumerate(paths, start=1):
         try:
@@ -64,7 +64,7 @@ def migrate(
             migrated.append(FileMigration(path, b"", b"", problem=problem))
             continue
         if any(word in data for word in _WORDS) or linter.likely(data, renames.CODES):
-            result = migrate_text(path, data, options, files)
+            result = migrate_text(path, data, options, project)
             if result is not None:
                 migrated.append(result)
         progress(number, len(paths))
@@ -72,22 +72,22 @@ def migrate(
 
 
 def migrate_text(
-    path: str, data: bytes, options: MigrationOptions, files: ProjectFiles | None = None
+    path: str, data: bytes, options: MigrationOptions, project: Project | None = None
 ) -> FileMigration | None:
     """Return one file migrated; None if there is nothing to do in it and nothing to report.
 
     An error in jax_dist itself leaves the file as it was, with the error as its problem.
     """
-    files = files or ProjectFiles()
+    project = project or Project()
     try:
-        module = files.project.module(linter.load(path, data))
+        module = project.module(linter.load(path, data))
     except UnreadableError as error:
         return FileMigration(path, data, data, problem=str(error))
     except ParseError as error:
         problem = f"Python cannot parse it: line {error.line}: {error.message}"
         return FileMigration(path, data, data, problem=problem)
     try:
-        result = _File(module, options, files).migrated()
+        result = _File(module, options, project).migrated()
     except Exception as error:  # noqa: BLE001 - other files must not suffer
         problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
         return FileMigration(path, data, data, problem=problem)
@@ -97,8 +97,8 @@ def migrate_text(
 class _File:
     """One file while it is migrated, in rounds. Raises ParseError if a new text does not parse."""
 
-    def __init__(self, module: Module, options: MigrationOptions, files: ProjectFiles):
-        self._first, self._options, self._files = module, options, files
+    def __init__(self, module: Module, options: MigrationOptions, project: Project):
+        self._first, self._options, self._project = module, options, project
         self._home = vendored.home_of(module)
         path = module.source.path
         self._back = options.back.get(path, {})
@@ -144,14 +144,14 @@ class _File:
             lines = {module.source.position(start).line for start, _ in spans}
             left_lines = lines - self._chosen
         shard_map_lines = {line: reason for line, (_, reason) in self._back.items()}
-        result = rewrite(module, self._files, self._to, left_lines, shard_map_lines)
+        result = rewrite(module, self._project, self._to, left_lines, shard_map_lines)
         if result.fix is None:
             return module, result.places, {}
         source = module.source.edited(new_imports.placed(module, [result.fix]))
         if result.definitions:
             source = new_imports.with_block(source, result.definitions)
         touched = review.touched_lines(module, result.touched)
-        return self._files.project.module(source), result.places, touched
+        return self._project.module(source), result.places, touched
 
     def _with_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
         """Return the file's bytes with the fixes of all places made, round by round."""
@@ -160,7 +160,7 @@ class _File:
             if not fixes:
                 return self._tidied(module)
             placed = new_imports.placed(module, choose_fixes(fixes))
-            module = self._files.project.module(module.source.edited(placed))
+            module = self._project.module(module.source.edited(placed))
             if self._chosen is not None:  # these lines are of the first text: one round only
                 return self._tidied(module)
             planned = self._places(module)
@@ -172,7 +172,7 @@ class _File:
         if module is not self._first:
             while (code := imports.tidied(self._first, module)) != source.code:
                 source = source.edited(code)
-                module = self._files.project.module(source)
+                module = self._project.module(source)
         return source.written(source.code)
 
     def _places(self, module: Module) -> list[PlannedPlace]:
@@ -180,7 +180,7 @@ class _File:
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:
-            names = renames.Renames(module, self._to, self._names, self._files)
+            names = renames.Renames(module, self._to, self._names)
             places = names.places(self._options.jax)
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]

@@ -6,13 +6,12 @@ of JAX, and the pmaps of other libraries, change with it.
 """
 
 import ast
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from jax_dist import _codes
 from jax_dist.lint.engine import linter
-from jax_dist.lint.model import new_imports, pmaps
+from jax_dist.lint.model import new_imports
 from jax_dist.lint.model.findings import Code, Edit, Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
@@ -21,27 +20,27 @@ from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
 from jax_dist.migrate import sites
 from jax_dist.migrate.names import LIBRARY, Names
 from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
-from jax_dist.migrate.project_files import ProjectFiles
 
 # The rules whose safe fixes a migration makes too.
 CODES: frozenset[Code] = frozenset(
     (_codes.EXPERIMENTAL_SHARD_MAP, _codes.PJIT_TO_JIT, _codes.REMOVED_NAME)
 )
-_OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
+_JITS: frozenset[Code] = frozenset((_codes.JIT_OF_PMAP,))
 
 
 class Renames:
     """The places of one file whose names change: pmap becomes the function of a target."""
 
-    def __init__(self, module: Module, target: Target, names: Names, files: ProjectFiles):
-        self._module, self._names, self._files = module, names, files
+    def __init__(self, module: Module, target: Target, names: Names):
+        self._module, self._names = module, names
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
         """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
+        jits = places_of_rules(self._module, jax, _JITS)
         return [
             *map(self._place_of_site, sites.find(self._module, self._target)),
-            *self._places_of_imports(),
+            *(place for place in jits if place.fix is not None),
             *self._places_of_puts(),
             *self._places_of_other_pmaps(),
             *places_of_rules(self._module, jax),
@@ -58,17 +57,8 @@ class Renames:
                 "Take it out of the string, then migrate again.",
             )
             return PlannedPlace.at(module, reference, _codes.PMAP_CALL, left=why)
-        fix, remark = self._fix(site), _remark(module, site)
-        if fix is None:
-            remark = "the definition of this alias is migrated"
-            home = self._files.definer(module, reference)
-            if home is not None and self._files.shown and home not in self._files.shown:
-                why = Left(
-                    "pmap is defined in a file that is not among the paths",
-                    "Migrate that file too: jax-dist migrate "
-                    f"{module.source.path} {os.path.relpath(home)}",
-                )
-                return PlannedPlace.at(module, reference, _codes.PMAP_CALL, left=why)
+        fix = self._fix(site)
+        remark = "" if fix is not None else "an alias, which changes where it is defined"
         place = module, reference, _codes.PMAP_CALL, fix
         is_mapped, form = site.is_application, self._target
         return PlannedPlace.at(*place, reason=remark, form=form, is_mapped=is_mapped)
@@ -76,48 +66,31 @@ class Renames:
     def _fix(self, site: Site) -> Fix | None:
         """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
         module, reference = self._module, site.reference
-        unjitted = _unjitted(module, site)
         if isinstance(reference, ast.Attribute):
             home = module.qualified_name(reference.value) or ""
             if home.partition(".")[0] not in ("jax", "jax_dist") and not sites.is_home(home):
                 return None
-            name, imports = self._names.name_for(module, "pmap", reference)
-            edits = (Edit(*module.span(reference), name), *unjitted)
-            return Fix("rename pmap", Safety.SAFE, tuple(sorted(edits)), imports)
+            return self._renamed(reference, "pmap", self._names)
         is_name = isinstance(reference, ast.Name)
         bound = module.scope(reference).lookup(reference.id) if is_name else None
         if bound is None or len(bound[1]) != 1 or not self._imports_pmap(bound[1][0].target):
             return None
-        alias: Any = bound[1][0].node
-        return self._fix_of_import(alias, alias.asname or alias.name, unjitted)
+        return self._fix_of_import(bound[1][0].node)
 
     def _imports_pmap(self, dotted: str) -> bool:
         """Return whether an import of a dotted name imports a pmap that the target replaces."""
         return dotted in sites.names_of(self._module, "pmap", self._target)
 
-    def _fix_of_import(self, alias: ast.alias, bound: str, more: tuple[Edit, ...] = ()) -> Fix:
-        """Return the fix that imports the name `bound` from the target's module instead of jax."""
+    def _fix_of_import(self, alias: Any) -> Fix:
+        """Return the fix that imports pmap from the target's module instead of `alias` from jax."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
-        line, added = self._names.import_as(bound), ()
+        line = self._names.import_as(alias.asname or alias.name)
         if len(statement.names) == 1:
-            edits = [Edit(*self._module.span(statement), line)]
+            edits, added = [Edit(*self._module.span(statement), line)], ()
         else:
             edits, added = new_imports.remove_names(self._module, statement, [alias]), (line,)
-        return Fix("import pmap from elsewhere", Safety.SAFE, (*edits, *more), added)
-
-    def _places_of_imports(self) -> Iterator[PlannedPlace]:
-        """Yield `from jax import pmap` of a file that does not read it: others may import it."""
-        scope = self._module.scopes.module
-        for name, bindings in scope.bindings.items():
-            for binding in bindings:
-                alias: Any = binding.node
-                is_source = binding.kind == "import" and self._imports_pmap(binding.target)
-                if is_source and not self._module.reads(scope, name):
-                    fix = self._fix_of_import(alias, name)
-                    reason, form = "other files import it from here", self._target
-                    place = self._module, alias, _codes.PMAP_CALL, fix
-                    yield PlannedPlace.at(*place, reason=reason, form=form)
+        return Fix("import pmap from elsewhere", Safety.SAFE, tuple(edits), added)
 
     # --- other functions
 
@@ -141,62 +114,34 @@ class Renames:
         """Yield the uses of `equinox.filter_pmap` and the pmaps of Flax NNX."""
         for name, (ours, by_hand) in OF_LIBRARIES.items():
             for node in self._module.uses(name):
-                call = self._module.parent(node)
-                words = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
-                unknown = [word for word in words if word in _OF_NNX_ALONE]
                 why = None
                 if self._target != "jax_dist":
                     why = Left(
                         f"{name} maps functions of modules, and plain JAX has no such function",
                         f"Use {by_hand}, or migrate with --to jax_dist.",
                     )
-                elif unknown and ours == "nnx_pmap":
-                    why = Left(
-                        f"jax_dist.{ours} takes no {', '.join(filter(None, unknown))}",
-                        "Leave it out, then migrate again; or use flax.nnx.shard_map.",
-                    )
                 fix = self._renamed(node, ours, LIBRARY) if why is None else None
                 place = self._module, node, _codes.PMAP_CALL, fix, why
                 yield PlannedPlace.at(*place, form=self._target)
 
 
-def places_of_rules(module: Module, jax: Version | None) -> list[PlannedPlace]:
-    """Return the places that the rules of `CODES` find, and fix."""
+def places_of_rules(
+    module: Module, jax: Version | None, codes: frozenset[Code] = CODES
+) -> list[PlannedPlace]:
+    """Return the places that the rules of `codes` find; their safe fixes, and of jits, are made."""
     places: list[PlannedPlace] = []
-    for finding in linter.check_module(module, CODES, jax):
+    for finding in linter.check_module(module, codes, jax):
         fix = finding.fix
-        is_safe = fix is not None and fix.safety is Safety.SAFE
+        is_made = fix is not None and (fix.safety is Safety.SAFE or finding.code in _JITS)
         place = Place(
             finding.path,
             finding.start.line,
             finding.start.cell,
             finding.code,
-            "done" if is_safe else "left",
+            "done" if is_made else "left",
             finding.line_text.strip(),
             finding.message,
-            "" if fix is None or is_safe else fix.title,
+            "" if fix is None or is_made else fix.title,
         )
-        places.append(PlannedPlace(place, finding.span, fix if is_safe else None))
+        places.append(PlannedPlace(place, finding.span, fix if is_made else None))
     return places
-
-
-def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
-    """Return the edits that remove the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
-
-    It is () without such a jit, or if its own arguments or a comment would be lost.
-    """
-    around = module.parent(site.node)
-    if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
-        return pmaps.unjitted(module, around, site.node)
-    if site.form != "call" and site.is_application and isinstance(around, ast.FunctionDef):
-        place = around.decorator_list.index(site.node)
-        return pmaps.unjitted(module, around.decorator_list[place - 1], site.node) if place else ()
-    return ()
-
-
-def _remark(module: Module, site: Site) -> str:
-    """Return the remark on a jit around pmap that is removed; "" if there is none."""
-    if not _unjitted(module, site):
-        return ""
-    donates = any(name.startswith("donate") for name in site.arguments)
-    return "the jit around it goes" + ("; what it donates is donated now" if donates else "")

@@ -16,7 +16,7 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Position
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 
-_MARK = re.compile(r"(?:\A|\n)# cell \d+\n")
+_MARK = re.compile(r"(?:\A|\n|(?<=\n))# cell \d+\n")  # the last: below an emptied cell
 _CELL_MAGIC = re.compile(rb"\s*%%(\w*).*\n?")
 # Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
 _PYTHON_BODIES = (b"capture", b"debug", b"prun", b"px", b"time", b"timeit")

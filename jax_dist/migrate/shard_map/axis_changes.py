@@ -5,12 +5,13 @@ A function of the project does what all its branches do to one of its parameters
 
 import ast
 import dataclasses
+import os
 from collections.abc import Iterator
 
 from jax_dist.lint.model import pmaps, scopes, stacking
+from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.project_files import ProjectFiles
 from jax_dist.migrate.shard_map.expressions import argument_of, results_of
 
 _DEEPEST = 4  # functions that call each other
@@ -30,8 +31,8 @@ class Change:
 class AxisChanges:
     """Changes of the device axis by the calls of a file, also of functions from other files."""
 
-    def __init__(self, module: Module, files: ProjectFiles):
-        self._module, self._files = module, files
+    def __init__(self, module: Module, project: Project):
+        self._module, self._project = module, project
         self._changes: dict[ast.AST, Change | None] = {}
 
     def find(self, node: ast.AST | None) -> Change | None:
@@ -99,7 +100,11 @@ class AxisChanges:
         function = pmaps.definition(module, fun)
         if function is not None:
             return module, function
-        other, node = self._files.definition(module, module.qualified_name(fun) or "")
+        home, _, name = (module.qualified_name(fun) or "").rpartition(".")
+        path = self._project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
+        other = self._project.opened(path, is_whole=True) if home and path else None
+        bindings = other.scopes.module.bindings.get(name, ()) if other else ()
+        node = bindings[0].node if len(bindings) == 1 else None
         return (other, node) if other and isinstance(node, ast.FunctionDef) else (module, None)
 
     def _read_function(

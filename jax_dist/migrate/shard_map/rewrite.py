@@ -11,10 +11,10 @@ from jax_dist import _codes
 from jax_dist.lint.model import functions
 from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate import sites
 from jax_dist.migrate.places import Left, PlannedPlace, Target
-from jax_dist.migrate.project_files import ProjectFiles
 from jax_dist.migrate.shard_map import mappings
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.layouts import Layouts
@@ -37,7 +37,7 @@ class Rewritten:
 
 def rewrite(
     module: Module,
-    files: ProjectFiles,
+    project: Project,
     target: Target,
     left_lines: Collection[int] = (),
     shard_map_lines: Mapping[int, str] = MappingProxyType({}),
@@ -47,7 +47,7 @@ def rewrite(
     The target is "shard_map" or "jit". Places in `left_lines` stay as they are; those in
     `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the step shows).
     """
-    plan, places = _plan(module, files, target, left_lines)
+    plan, places = _plan(module, project, target, left_lines)
     if target == "jit":
         plan.find_global_steps(shard_map_lines)
     _remove_reductions(plan)
@@ -71,12 +71,12 @@ def rewrite(
 
 
 def _plan(
-    module: Module, files: ProjectFiles, target: Target, left_lines: Collection[int]
+    module: Module, project: Project, target: Target, left_lines: Collection[int]
 ) -> tuple[Plan, list[PlannedPlace]]:
     """Return the plan of the functions that can be migrated, and the places of the others."""
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
-    changes = AxisChanges(module, files)
+    changes = AxisChanges(module, project)
 
     def leave(site: Site, why: Left) -> None:
         places.append(PlannedPlace.at(module, site.reference, _codes.PMAP_CALL, left=why))
