@@ -114,8 +114,7 @@ class _Migrate:
             files, verification = self._verify(files)
         if options.write:
             files = self._write_all(files)
-        results: Any = () if verification is None else (verification.to_dict(), str(verification))
-        report = MigrationReport(options.to, files, *results)
+        report = MigrationReport(options.to, files, verification)
         self._show(report)
         self._save(report)
         self._summarize(report, file_count)
@@ -187,9 +186,9 @@ class _Migrate:
         elif not options.write and options.report != "-":
             for file in report.changed:
                 self._print_diff(file)
-        if report.verification_text and not options.concise:
+        if report.verification is not None and not options.concise:
             stream = self._out if options.write else self._err  # standard output may be a diff
-            print(report.verification_text, file=stream)
+            print(report.verification, file=stream)
             if report.review:
                 print(review_text(report), file=stream)
 

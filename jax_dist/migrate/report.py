@@ -13,11 +13,13 @@ The JSON is one object:
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax_dist._usage import counted
 from jax_dist.migrate.places import FileMigration, Place, Target
+from jax_dist.migrate.review import Unreached
+from jax_dist.migrate.verify.comparison import Verification
 
 _SCHEMA = 5
 
@@ -28,8 +30,7 @@ class MigrationReport:
 
     to: Target
     files: Sequence[FileMigration]
-    verification: Mapping[str, Any] | None = None  # as `Verification.to_dict` gives it
-    verification_text: str = ""
+    verification: Verification | None = None
 
     @property
     def places(self) -> list[Place]:
@@ -59,8 +60,8 @@ class MigrationReport:
         return sorted(groups.values(), key=lambda places: -len(places))
 
     @property
-    def review(self) -> Sequence[Mapping[str, Any]]:
-        return () if self.verification is None else self.verification["review"]
+    def review(self) -> Sequence[Unreached]:
+        return () if self.verification is None else self.verification.review
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as the JSON has it."""
@@ -79,7 +80,7 @@ class MigrationReport:
                 for file in self.files
             ],
             "places": [dataclasses.asdict(place) for place in self.places],
-            "verification": self.verification,
+            "verification": self.verification and self.verification.to_dict(),
         }
 
 
@@ -91,8 +92,8 @@ def _as_text(report: MigrationReport) -> str:
     """Return the report with one line for each place, as compilers write errors."""
     lines = [f"{place.where}: {_outcome(place)}" for place in report.places]
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
-    if report.verification_text:
-        lines.append(report.verification_text)
+    if report.verification is not None:
+        lines.append(str(report.verification))
     if report.review:
         lines.append(review_text(report))
     return "".join(f"{line}\n" for line in lines)
@@ -101,7 +102,7 @@ def _as_text(report: MigrationReport) -> str:
 def review_text(report: MigrationReport) -> str:
     """Return the lines that a run did not reach, below a title."""
     title = "Review these lines: they read a changed value, and did not run"
-    lines = (f"  {line['path']}:{line['line']}: {line['text']}" for line in report.review)
+    lines = (f"  {line.path}:{line.line}: {line.text}" for line in report.review)
     return "\n".join([title, *lines])
 
 
@@ -121,12 +122,12 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
         f"{counted(len(report.changed), 'file')} changed, "
         f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
     )
-    if report.verification_text:
-        yield f"\n## Verification\n\n```text\n{report.verification_text}\n```"
+    if report.verification is not None:
+        yield f"\n## Verification\n\n```text\n{report.verification}\n```"
     if report.review:
         yield "\n## Review\n\nThese lines read a changed value, and did not run.\n"
         for line in report.review:
-            yield f"* `{line['path']}:{line['line']}` `{line['text']}`"
+            yield f"* `{line.path}:{line.line}` `{line.text}`"
     if report.left:
         yield "\n## Left"
         for places in report.by_reason():

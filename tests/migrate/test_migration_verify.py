@@ -14,7 +14,8 @@ from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify import comparison, trial
 from jax_dist.migrate.verify.comparison import Verdict
 from jax_dist.migrate.verify.recording import calls
-from jax_dist.migrate.verify.runs import Call, Leaf, Run
+from jax_dist.migrate.verify.recording.records import Call, Leaf
+from jax_dist.migrate.verify.runs import Run
 
 
 def _leaf(values: Any, **more: Any) -> Leaf:
@@ -216,7 +217,7 @@ def test_lines_that_read_a_changed_value_and_did_not_run_are_listed(program: pat
     (program / "a.py").write_text(_UNREACHED)
     files = migration.migrate(["a.py"], MigrationOptions(to="shard_map"))
     _, verification = trial.verify([sys.executable, "a.py"], files)
-    result = report.MigrationReport("shard_map", files, verification.to_dict(), "")
+    result = report.MigrationReport("shard_map", files, verification)
 
     assert verification.problems == []
     for text in (report.FORMATS[".txt"](result), report.FORMATS[".md"](result)):

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
-from jax_dist.migrate.verify.runs import Call, Leaf, Run
+from jax_dist.migrate.verify.recording.records import Call, Leaf
+from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
 

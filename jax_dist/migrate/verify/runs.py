@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
+from jax_dist.migrate.verify.recording.records import Call, read_call
 
 Progress: TypeAlias = Callable[[str], None]
 
@@ -27,33 +28,6 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 _ROOT_SIGNS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _TICK = 0.2  # seconds between two looks at a running command
-
-
-class Leaf(NamedTuple):
-    """One leaf of a call's arguments or results, as `recording.calls` describes it."""
-
-    path: str  # as `jax.tree_util.keystr` writes it: "[0]['w']"
-    dtype: str  # or the type of a value that is no array
-    text: str | None = None  # the repr of a value that is no array
-    shape: Sequence[int] = ()
-    digest: str = ""  # of the bytes of the array
-    rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
-    copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
-    key: str = ""  # of the array in the .npz file; "": it was too large to keep
-    array: Any = None  # the NumPy array; None: it was not kept
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
-    """One recorded call of a mapped function."""
-
-    path: str  # within the tree
-    line: int  # where the function was mapped
-    name: str  # of the function
-    given: Sequence[Leaf]  # the arguments
-    returned: Sequence[Leaf]
-    raised: str  # "ValueError: ..."; "" if it returned
-    replay: Mapping[str, str] | None = None  # {"text": how a replay differs, or "", "reason": why}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +82,7 @@ def run_recorded(
     *,
     devices: int,
     timeout: float | None = None,
-    written: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    written: Mapping[str, Sequence[int]] | None = None,
     replayed: str = "",
     kept: str | None = None,
     progress: Progress = lambda text: None,
@@ -122,7 +96,7 @@ def run_recorded(
       texts: new contents of files, by path within the project.
       devices: how many CPU devices are simulated.
       timeout: seconds after which the command is stopped; None: never.
-      written: by path, the lines of the calls of jax.jit that a migration wrote.
+      written: by path, the lines that a migration wrote, whose calls of jax.jit are recorded.
       replayed: the folder of the old program's records, for replays of the steps; "": none.
       kept: the folder for the records of this run; None: they are not kept.
       progress: is called with a text, `title` and the seconds so far.
@@ -157,7 +131,13 @@ def run_recorded(
             (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
             for name in ("stdout", "stderr")
         )
-        calls = [_read_calls(process) for process in sorted(records.iterdir())]
+        calls = [
+            [
+                read_call(process, line)
+                for line in (process / "calls.jsonl").read_text().splitlines()
+            ]
+            for process in sorted(records.iterdir())
+        ]
         marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
         lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
         ran = frozenset((path, int(line)) for line, path in lines_and_paths)
@@ -236,24 +216,3 @@ def _run_until_timeout(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _read_calls(folder: Path) -> list[Call]:
-    """Return the calls that one process recorded in a folder."""
-    import numpy as np  # only here: a migration without a run needs no NumPy
-
-    calls: list[Call] = []
-    for line in (folder / "calls.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        arrays: dict[str, Any] = {}
-        archive = folder / f"{event['call']}.npz"
-        if archive.exists():
-            with np.load(archive) as loaded:
-                arrays = dict(loaded)
-        given, returned = (
-            [Leaf(**leaf, array=arrays.get(leaf.get("key"))) for leaf in event.get(side, ())]
-            for side in ("given", "returned")
-        )
-        place = event["path"], event["line"], event["name"]
-        calls.append(Call(*place, given, returned, event.get("raised", ""), event.get("replay")))
-    return calls

@@ -1,6 +1,5 @@
 """The runs before and after a migration; places that differ are migrated to another target."""
 
-import ast
 import dataclasses
 import difflib
 import functools
@@ -136,27 +135,9 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
     return back
 
 
-def written_lines(file: FileMigration) -> list[tuple[int, int]]:
-    """Return the first and last line of each call and decorator of jax.jit that a migration wrote.
-
-    They are those with a line that the old text does not have.
-    """
-    if not file.path.endswith(".py"):
-        return []
+def written_lines(file: FileMigration) -> list[int]:
+    """Return the lines of the new text that a migration wrote, from 1."""
     old, new = (text.decode("utf-8", "replace").splitlines() for text in (file.before, file.after))
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    added: set[int] = set()
-    for tag, _, _, start, end in matcher.get_opcodes():
-        if tag != "equal":
-            added.update(range(start + 1, end + 1))
-    jits: list[ast.expr] = []
-    for node in ast.walk(ast.parse(file.after)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            jits += node.decorator_list
-        elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            jits += [node] if name in ("jit", "partial") else []
-    spans = [
-        (node.lineno, node.end_lineno or node.lineno) for node in jits if "jit" in ast.unparse(node)
-    ]
-    return [(start, end) for start, end in spans if added & {*range(start, end + 1)}]
+    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
+    return [line for *_, start, end in blocks for line in range(start + 1, end + 1)]

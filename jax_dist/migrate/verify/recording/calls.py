@@ -12,10 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 from . import replays
+from .records import Leaf, read_call
 
 _MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
 VENDORED = "_mapped"  # the name of the vendored module
@@ -31,12 +33,12 @@ class Recorder:
         self,
         folder: str,
         tree: str,
-        written: Mapping[str, Sequence[Sequence[int]]],
+        written: Mapping[str, Sequence[int]],
         replayed: str,
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: replays.Records | None = None  # the old program's, of the process like this
+        self._old: Path | None = None  # the records of the old program's process like this
         self._calls_at: dict[tuple[str, int], int] = {}  # number of calls, by path and line
         self._file: Any = None
         self._process = 0  # the process that opened the file: a forked one opens its own
@@ -78,7 +80,7 @@ class Recorder:
             if place is None or not args:
                 return result
             path, line = place
-            if not any(start <= line <= end for start, end in self._written.get(path, ())):
+            if line not in self._written.get(path, ()):
                 return result
             recorded = _Recorded(self, result, args[0], *place)
             if "in_shardings" in kwargs:
@@ -144,12 +146,12 @@ class Recorder:
         The text is "" if it does not differ, and the reason "" if the numbers do not show it.
         """
         self._open()
-        assert self._old is not None
-        old = self._old.call(number)
-        if old is None:
+        lines = (self._old / "calls.jsonl").read_text().splitlines() if self._old else []
+        old = read_call(self._old, lines[number]) if self._old and number < len(lines) else None
+        if old is None or old.raised or not all(map(Leaf.is_kept, (*old.given, *old.returned))):
             return {"text": "pmap was not called at the same time", "reason": ""}
         try:
-            replays.replay(step, options, arguments, *old)
+            replays.replay(step, options, arguments, old)
         except replays.Difference as difference:
             return {"text": difference.text, "reason": difference.reason}
         except Exception as error:  # noqa: BLE001 - any of the program's own
@@ -165,9 +167,8 @@ class Recorder:
             return
         self._process, index = os.getpid(), jax.process_index()
         if self._replayed:
-            names = os.listdir(self._folder)
-            rank = len([name for name in names if name.startswith(f"{index:05}-")])
-            self._old = replays.Records(self._replayed, index, rank)
+            rank, olds = len(_processes(self._folder, index)), _processes(self._replayed, index)
+            self._old = Path(self._replayed, olds[rank]) if rank < len(olds) else None
         name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
         self._folder_of_process = os.path.join(self._folder, name)
         os.makedirs(self._folder_of_process)
@@ -183,6 +184,11 @@ class Recorder:
         self._file.flush()
         if values:
             np.savez(os.path.join(self._folder_of_process, f"{event['call']}.npz"), **values)
+
+
+def _processes(folder: str, index: int) -> list[str]:
+    """Return the names of the folders of all processes of a JAX process index, in order of time."""
+    return sorted(name for name in os.listdir(folder) if name.startswith(f"{index:05}-"))
 
 
 class _Recorded:

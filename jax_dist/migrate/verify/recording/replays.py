@@ -5,13 +5,12 @@ The bound for what may differ comes from the step itself: it runs on perturbed a
 
 import functools
 import itertools
-import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from .records import Call, Leaf
 
 CALLS = 3  # how many calls of each place are replayed
 
@@ -30,37 +29,11 @@ class Difference(Exception):
         self.reason: str = reason  # "" if the numbers do not say
 
 
-class Records:
-    """The calls that one process of the old program made."""
-
-    def __init__(self, folder: str, index: int, rank: int):
-        """Read the records of the `rank`-th process that ran with the JAX process index `index`."""
-        prefix = f"{index:05}-"
-        names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
-        self._folder = Path(folder, names[rank]) if rank < len(names) else None
-        text = "" if self._folder is None else (self._folder / "calls.jsonl").read_text()
-        self._events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-
-    def call(self, number: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return a call and its arrays by key; None if it raised, or an array was not kept."""
-        import numpy as np
-
-        if number >= len(self._events) or self._events[number].get("raised"):
-            return None
-        event = self._events[number]
-        with np.load(f"{self._folder}/{number}.npz") as arrays:
-            values = {name: arrays[name] for name in arrays.files}
-        leaves = [*event["given"], *event["returned"]]
-        is_kept = all("text" in leaf or leaf.get("key") in values for leaf in leaves)
-        return (event, values) if is_kept else None
-
-
 def replay(
     step: Callable[..., Any],
     options: Mapping[str, Any],
     arguments: tuple[Any, Any],
-    old: Mapping[str, Any],
-    values: Mapping[str, Any],
+    old: Call,
 ) -> None:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
 
@@ -68,17 +41,14 @@ def replay(
       step: the function inside of `jax.jit`.
       options: the keyword arguments of `jax.jit`, with the shardings.
       arguments: positional and by keyword, as the new program gives them.
-      old: the recorded call of pmap, with a description of each leaf.
-      values: its arrays by key.
+      old: the recorded call of pmap.
     """
     import jax
 
     leaves, tree = jax.tree.flatten(arguments)
-    if len(leaves) != len(old["given"]):
+    if len(leaves) != len(old.given):
         raise Difference("it takes other arguments than pmap did")
-    inputs = [
-        _in_new_form(about, values, leaf) for about, leaf in zip(old["given"], leaves, strict=True)
-    ]
+    inputs = [_in_new_form(*pair) for pair in zip(old.given, leaves, strict=True)]
     meshes = [s.mesh for s in jax.tree.leaves(options["in_shardings"])]
     devices = [*meshes[0].devices.ravel()]
     run = functools.partial(_run, step, options, tree, devices)
@@ -87,7 +57,7 @@ def replay(
         _bound(epsilon, result, changed)
         for result, *changed in zip(results, *perturbed, strict=True)
     ]
-    _compare_with_pmap(old, values, inputs, results, bounds, len(devices))
+    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
     for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
         _, (fewer,) = run(count, inputs, 0)
         if any(_largest(x, y) > bound for x, y, bound in zip(results, fewer, bounds, strict=True)):
@@ -95,25 +65,25 @@ def replay(
             raise Difference(text, "the step counts its devices")
 
 
-def _in_new_form(about: Mapping[str, Any], values: Mapping[str, Any], leaf: Any) -> Any:
+def _in_new_form(old: Leaf, leaf: Any) -> Any:
     """Return a recorded argument in the shape of `leaf`, the new one. May raise Difference."""
     import jax
     import numpy as np
 
-    if "text" in about or not hasattr(leaf, "dtype"):
+    if old.text is not None or not hasattr(leaf, "dtype"):
         return leaf
     is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     shape = jax.random.key_data(leaf).shape if is_key else leaf.shape
-    array = values[about["key"]]
+    array = old.array
     if array.shape != shape and array.shape[1:] == shape:
         if any(array[0].tobytes() != row.tobytes() for row in array):
-            text = f"argument{about['path']}: it differs from device to device"
+            text = f"argument{old.path}: it differs from device to device"
             raise Difference(text, "the copies of its state differ")
         array = array[0]
     elif array.size == math.prod(shape):
         array = array.reshape(shape)
     else:
-        raise Difference(f"argument{about['path']}: {array.shape} before, {shape} after")
+        raise Difference(f"argument{old.path}: {array.shape} before, {shape} after")
     if is_key:
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
     return np.asarray(array).astype(leaf.dtype)
@@ -212,24 +182,23 @@ def _largest(x: Any, y: Any) -> float:
 
 
 def _compare_with_pmap(
-    old: Mapping[str, Any],
-    values: Mapping[str, Any],
+    old_results: Sequence[Leaf],
     inputs: Sequence[Any],
     results: Sequence[Any],
     bounds: Sequence[float],
     devices: int,
 ) -> None:
     """Raise Difference if a result of the step differs by more than its bound from pmap's."""
-    if len(old["returned"]) != len(results):
-        raise Difference(f"{len(old['returned'])} results before, {len(results)} after")
+    if len(old_results) != len(results):
+        raise Difference(f"{len(old_results)} results before, {len(results)} after")
     text, reason = "", ""
-    for about, new, bound in zip(old["returned"], results, bounds, strict=True):
-        before = values[about["key"]]
+    for old, new, bound in zip(old_results, results, bounds, strict=True):
+        before = old.array
         if before.shape != new.shape:
             rows = [row for row in before if before.shape[1:] == new.shape]
             if any(row.tobytes() != rows[0].tobytes() for row in rows):
                 reason = reason or "the copies of its results differ"
-                text = text or f"result{about['path']}: it differs from device to device"
+                text = text or f"result{old.path}: it differs from device to device"
             before = rows[0] if rows else before.reshape(new.shape)
         if (difference := _largest(before, new)) > bound:
             factors = [*_factors(before, new, inputs)]
@@ -243,7 +212,7 @@ def _compare_with_pmap(
                 )
             factor = f", {(by_devices or factors)[0]:.4g} times what it was" if factors else ""
             text = text or (
-                f"result{about['path']}: values differ by up to {difference:.3g}{factor}; "
+                f"result{old.path}: values differ by up to {difference:.3g}{factor}; "
                 f"{bound:.2g} is rounding"
             )
     if text:

@@ -20,7 +20,7 @@ def start(
     records: str = "",
     ran: str = "",
     tree: str = "",
-    written: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    written: Mapping[str, Sequence[int]] | None = None,
     replayed: str = "",
     explain: str = "",
     seed: bool = True,
@@ -34,7 +34,7 @@ def start(
       records: the folder for the records of mapped calls; "": none are kept.
       ran: the file that gets the lines of markers that the program reaches; "": there are none.
       tree: the program's folder; calls are named by the files in it.
-      written: by path in the tree, the lines of calls of jax.jit that a migration wrote.
+      written: by path in the tree, the lines that a migration wrote.
       replayed: the records of the old program, for replays of written steps; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
       seed: whether `random` and `numpy.random` begin with a seed.

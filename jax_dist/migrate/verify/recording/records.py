@@ -1,0 +1,54 @@
+"""Recorded calls of mapped functions, as they are read from the folder of one process."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Leaf(NamedTuple):
+    """One leaf of a call's arguments or results, as `calls` describes it."""
+
+    path: str  # as `jax.tree_util.keystr` writes it: "[0]['w']"
+    dtype: str  # or the type of a value that is no array
+    text: str | None = None  # the repr of a value that is no array
+    shape: Sequence[int] = ()
+    digest: str = ""  # of the bytes of the array
+    rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
+    copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
+    key: str = ""  # of the array in the .npz file; "": it was too large to keep
+    array: Any = None  # the NumPy array; None: it was not kept
+
+    def is_kept(self) -> bool:
+        """Return whether its value is known."""
+        return self.text is not None or self.array is not None
+
+
+class Call(NamedTuple):
+    """One recorded call of a mapped function."""
+
+    path: str  # within the tree
+    line: int  # where the function was mapped
+    name: str  # of the function
+    given: Sequence[Leaf]  # the arguments
+    returned: Sequence[Leaf]
+    raised: str  # "ValueError: ..."; "" if it returned
+    replay: Mapping[str, str] | None = None  # {"text": how a replay differs, or "", "reason": why}
+
+
+def read_call(folder: Path, line: str) -> Call:
+    """Return the call that a line of `calls.jsonl` records, with the arrays that were kept."""
+    import numpy as np  # only here: a migration without a run needs no NumPy
+
+    event = json.loads(line)
+    arrays: dict[str, Any] = {}
+    archive = folder / f"{event['call']}.npz"
+    if archive.exists():
+        with np.load(archive) as loaded:
+            arrays = dict(loaded)
+    given, returned = (
+        [Leaf(**leaf, array=arrays.get(leaf.get("key"))) for leaf in event.get(side, ())]
+        for side in ("given", "returned")
+    )
+    place = event["path"], event["line"], event["name"]
+    return Call(*place, given, returned, event.get("raised", ""), event.get("replay"))
