@@ -36,7 +36,7 @@ def tidied(before: Module, after: Module) -> bytes:
             if alias.asname != alias.name  # `import a as a` re-exports
             and _is_read(before, name := alias.asname or alias.name.partition(".")[0])
             and not _is_read(after, name)
-            and not _is_of_project(after, statement, alias)  # its import may have effects
+            and not _is_of_project(statement, alias)  # its import may have effects
         ]
         edits += _removals(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_definitions(before, after)
@@ -93,15 +93,12 @@ def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
     return False
 
 
-def _is_of_project(
-    module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
-) -> bool:
+def _is_of_project(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> bool:
     """Return whether an import runs a file of the project, which may have effects."""
     if isinstance(statement, ast.Import):
         return alias.name.partition(".")[0] not in KNOWN
-    if is_vendored(f"{statement.module}.{alias.name}"):
-        return False
-    return bool(statement.level) or (statement.module or "").partition(".")[0] not in KNOWN
+    home = "." * statement.level + (statement.module or "")
+    return home.partition(".")[0] not in KNOWN and not is_vendored(f"{home}.{alias.name}")
 
 
 def _is_read(module: Module, name: str) -> bool:

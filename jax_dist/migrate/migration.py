@@ -14,8 +14,7 @@ from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
-from jax_dist.migrate import imports, renames, review, sites, vendored
-from jax_dist.migrate.names import LIBRARY, Names
+from jax_dist.migrate import imports, renames, review, vendored
 from jax_dist.migrate.places import (
     Back,
     FileMigration,
@@ -106,8 +105,6 @@ class _File:
         # One place that goes back takes the file along, since its mapped functions share values.
         is_back = any(form == "vendored" for form, _ in self._back.values())
         self._to: Target = "vendored" if is_back else options.to
-        is_vendored = self._to == "vendored"
-        self._names = Names(self._home.module, "mapped") if is_vendored else LIBRARY
 
     def migrated(self) -> FileMigration:
         """Return the migrated file with its places, the uses of pmap and the like, by line."""
@@ -121,7 +118,7 @@ class _File:
         if module is not self._first:
             renamed = self._places(module)  # fixed in the rewritten text
         before, after = source.written(source.code), self._with_fixes(module, renamed)
-        needs_module = self._names is not LIBRARY and after != before
+        needs_module = self._to == "vendored" and after != before
         needs_module = needs_module and f"from {self._home.module} import".encode() in after
         return FileMigration(
             source.path,
@@ -138,13 +135,8 @@ class _File:
         """Return the file with its mapped functions rewritten, their places, and `touched`."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
-        left_lines: set[int] = set()
-        if self._chosen is not None:
-            spans = (module.span(site.reference) for site in sites.find(module, self._to))
-            lines = {module.source.position(start).line for start, _ in spans}
-            left_lines = lines - self._chosen
         shard_map_lines = {line: reason for line, (_, reason) in self._back.items()}
-        result = rewrite(module, self._project, self._to, left_lines, shard_map_lines)
+        result = rewrite(module, self._project, self._to, self._chosen, shard_map_lines)
         if result.fix is None:
             return module, result.places, {}
         source = module.source.edited(new_imports.placed(module, [result.fix]))
@@ -180,7 +172,7 @@ class _File:
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:
-            names = renames.Renames(module, self._to, self._names)
+            names = renames.Renames(module, self._to, self._home.module)
             places = names.places(self._options.jax)
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]

@@ -18,7 +18,6 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
 from jax_dist.migrate import sites
-from jax_dist.migrate.names import LIBRARY, Names
 from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
 
 # The rules whose safe fixes a migration makes too.
@@ -29,10 +28,16 @@ _JITS: frozenset[Code] = frozenset((_codes.JIT_OF_PMAP,))
 
 
 class Renames:
-    """The places of one file whose names change: pmap becomes the function of a target."""
+    """The places of one file whose names change: pmap becomes the function of a target.
 
-    def __init__(self, module: Module, target: Target, names: Names):
-        self._module, self._names = module, names
+    Args:
+      module: the file.
+      target: "jax_dist" or "vendored".
+      home: the name by which the file imports the vendored module, such as "pkg._mapped".
+    """
+
+    def __init__(self, module: Module, target: Target, home: str):
+        self._module, self._home = module, home
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
@@ -70,22 +75,23 @@ class Renames:
             home = module.qualified_name(reference.value) or ""
             if home.partition(".")[0] not in ("jax", "jax_dist") and not sites.is_home(home):
                 return None
-            return self._renamed(reference, "pmap", self._names)
-        is_name = isinstance(reference, ast.Name)
-        bound = module.scope(reference).lookup(reference.id) if is_name else None
-        if bound is None or len(bound[1]) != 1 or not self._imports_pmap(bound[1][0].target):
+            return self._renamed(reference, "pmap")
+        if not isinstance(reference, ast.Name):
             return None
-        return self._fix_of_import(bound[1][0].node)
-
-    def _imports_pmap(self, dotted: str) -> bool:
-        """Return whether an import of a dotted name imports a pmap that the target replaces."""
-        return dotted in sites.names_of(self._module, "pmap", self._target)
+        bound = module.scope(reference).lookup(reference.id)
+        pmap_names = sites.names_of(module, "pmap", self._target)
+        bindings = bound[1] if bound is not None else []
+        if len(bindings) != 1 or module.absolute(bindings[0].target) not in pmap_names:
+            return None
+        return self._fix_of_import(bindings[0].node)
 
     def _fix_of_import(self, alias: Any) -> Fix:
         """Return the fix that imports pmap from the target's module instead of `alias` from jax."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
-        line = self._names.import_as(alias.asname or alias.name)
+        bound = alias.asname or alias.name
+        source, new = ("jax_dist", "pmap") if self._target == "jax_dist" else (self._home, "mapped")
+        line = f"from {source} import {new}{'' if new == bound else f' as {bound}'}"
         if len(statement.names) == 1:
             edits, added = [Edit(*self._module.span(statement), line)], ()
         else:
@@ -100,15 +106,32 @@ class Renames:
             for node in self._module.uses(*sites.names_of(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                fix = self._renamed(node, function, self._names)
+                fix = self._renamed(node, function)
                 place = self._module, node, _codes.REMOVED_DEVICE_PUT, fix
                 yield PlannedPlace.at(*place, form=self._target)
 
-    def _renamed(self, node: ast.expr, function: str, names: Names) -> Fix:
+    def _renamed(self, node: ast.expr, function: str) -> Fix:
         """Return the fix that writes one of the new functions in the place of a node."""
-        name, imports = names.name_for(self._module, function, node)
+        if self._target == "jax_dist":
+            name, imports = self._module.name_for(f"jax_dist.{function}", node)
+        else:
+            name, imports = self._name_in_home("mapped" if function == "pmap" else function)
         edit = Edit(*self._module.span(node), name)
         return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
+
+    def _name_in_home(self, function: str) -> tuple[str, tuple[str, ...]]:
+        """Return the file's name for a function of the vendored module, with the import it needs.
+
+        That is the name that it has already, or else a free one.
+        """
+        for name, bindings in self._module.scopes.module.bindings.items():
+            if [binding.target for binding in bindings] == [f"{self._home}.{function}"]:
+                return name, ()
+        bound = {name for scope in self._module.scopes.all for name in scope.bindings}
+        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
+        free_name = next((name for name in names if name not in bound), names[-1])
+        alias = "" if free_name == function else f" as {free_name}"
+        return free_name, (f"from {self._home} import {function}{alias}",)
 
     def _places_of_other_pmaps(self) -> Iterator[PlannedPlace]:
         """Yield the uses of `equinox.filter_pmap` and the pmaps of Flax NNX."""
@@ -120,7 +143,7 @@ class Renames:
                         f"{name} maps functions of modules, and plain JAX has no such function",
                         f"Use {by_hand}, or migrate with --to jax_dist.",
                     )
-                fix = self._renamed(node, ours, LIBRARY) if why is None else None
+                fix = self._renamed(node, ours) if why is None else None
                 place = self._module, node, _codes.PMAP_CALL, fix, why
                 yield PlannedPlace.at(*place, form=self._target)
 

@@ -3,8 +3,6 @@
 Each target takes what the others wrote: `jax_dist.pmap`, and `mapped` of a vendored module.
 """
 
-from collections.abc import Iterator
-
 from jax_dist.lint.model import pmaps
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
@@ -24,8 +22,12 @@ def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
     if target != "jax_dist":
         names.append(f"jax_dist.{function}")
     if target != "vendored":
-        names += _vendored_names(module, "mapped" if function == "pmap" else function)
-    return tuple(dict.fromkeys(names))
+        vendored_function = "mapped" if function == "pmap" else function
+        for name in module.used_names():
+            home, _, last = name.rpartition(".")
+            if is_home(home) and home != module.name and last == vendored_function:
+                names.append(name)
+    return tuple(names)
 
 
 def find(module: Module, target: Target) -> list[Site]:
@@ -41,16 +43,3 @@ def is_home(dotted: str) -> bool:
 def is_vendored(dotted: str) -> bool:
     """Return whether a dotted name is of a function of a vendored module."""
     return is_home(dotted.rpartition(".")[0])
-
-
-def _vendored_names(module: Module, function: str) -> Iterator[str]:
-    """Yield the names by which a file's imports of a vendored module mean its `function`."""
-    all_bindings = (bindings for scope in module.scopes.all for bindings in scope.bindings.values())
-    targets = (binding.target for bindings in all_bindings for binding in bindings)
-    for target in filter(None, targets):  # of imports
-        home, _, name = target.rpartition(".")
-        if name == function and is_vendored(target):
-            yield target
-            yield module.absolute(target)
-        elif is_home(target):
-            yield f"{module.absolute(target)}.{function}"

@@ -39,15 +39,16 @@ def rewrite(
     module: Module,
     project: Project,
     target: Target,
-    left_lines: Collection[int] = (),
+    lines: Collection[int] | None = None,
     shard_map_lines: Mapping[int, str] = MappingProxyType({}),
 ) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
-    The target is "shard_map" or "jit". Places in `left_lines` stay as they are; those in
-    `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the step shows).
+    The target is "shard_map" or "jit". Places outside of `lines` stay (None: no place does);
+    those in `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the
+    step shows).
     """
-    plan, places = _plan(module, project, target, left_lines)
+    plan, places = _plan(module, project, target, lines)
     if target == "jit":
         plan.find_global_steps(shard_map_lines)
     _remove_reductions(plan)
@@ -71,7 +72,7 @@ def rewrite(
 
 
 def _plan(
-    module: Module, project: Project, target: Target, left_lines: Collection[int]
+    module: Module, project: Project, target: Target, lines: Collection[int] | None
 ) -> tuple[Plan, list[PlannedPlace]]:
     """Return the plan of the functions that can be migrated, and the places of the others."""
     mapped: list[Mapped] = []
@@ -83,7 +84,7 @@ def _plan(
 
     for site in sites.find(module, target):
         line = module.source.position(module.span(site.reference)[0]).line
-        if site.is_application and line not in left_lines:
+        if site.is_application and (lines is None or line in lines):
             try:
                 mapped.append(mappings.read(module, site))
             except Left as why:

@@ -161,12 +161,12 @@ class Steps:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
             bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
-        for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
-            if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
-                home = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
-                if home is None or not module.is_inside(home[0].node, fun):  # not bound in fun
-                    return True
-        return False
+        names_in_fun = (
+            node for node in ast.walk(fun) if isinstance(node, ast.Name | ast.Attribute)
+        )
+        return not isinstance(fun, ast.Lambda) and not bound.isdisjoint(
+            map(module.text, names_in_fun)
+        )
 
     def _result_names(self, mapped: Mapped) -> list[str]:
         """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
@@ -174,8 +174,7 @@ class Steps:
             targets = [target for target, _ in self._plan.values.targets(call)]
             texts = [getattr(target, "id", "") for target in targets]
             if len(targets) == mapped.results and all(texts) and len({*texts}) == len(texts):
-                is_taken = "_" in mapped.parameters
-                return ["__" if text == "_" and is_taken else text for text in texts]
+                return texts
         return [f"out{i}" for i in range(mapped.results or 1)]
 
     # --- of a decorator

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate.names import indentation
 
 Expression: TypeAlias = "str | Call"
 
@@ -305,6 +304,11 @@ class Writer:
 
 
 _MESH = "jax.sharding.Mesh"
+
+
+def indentation(line: str) -> str:
+    """Return the spaces and tabs that a line begins with."""
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _indentation_of(text: str) -> str:

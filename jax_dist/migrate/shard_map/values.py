@@ -70,8 +70,9 @@ class Use:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Value:
-    """One value: its definitions and uses."""
+    """One value: the keys that hold it, its definitions and its uses."""
 
+    keys: list[Hashable]
     definitions: list[Definition] = dataclasses.field(default_factory=list)
     uses: list[Use] = dataclasses.field(default_factory=list)
 
@@ -91,9 +92,7 @@ class Values:
     def __init__(self, module: Module, changes: AxisChanges, calls: Collection[ast.Call]):
         self._module, self._calls = module, frozenset(calls)
         self.changes: AxisChanges = changes
-        self._parents: dict[Hashable, Hashable] = {}
-        self._of_key: dict[Hashable, Value] = {}  # what each key alone contributes
-        self._values: dict[Hashable, Value] = {}  # by the root of joined keys
+        self._of_key: dict[Hashable, Value] = {}  # one value for all keys that are joined
         self._bindings: dict[Hashable, Binding] = {}  # by node
         self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
         for call in calls:
@@ -104,11 +103,14 @@ class Values:
         for call in calls:
             for target, _ in self.targets(call):
                 self._visit(target)
+        for value in self.all:  # a read that may see two of its bindings was recorded for both
+            value.definitions = [*{part.node: part for part in value.definitions}.values()]
+            value.uses = [*{part.node: part for part in value.uses}.values()]
 
     @functools.cached_property
     def all(self) -> list[Value]:
         """All values."""
-        return [self._value(root) for root in self._keys_by_root]
+        return list({id(value): value for value in self._of_key.values()}.values())
 
     def of(self, node: ast.expr) -> Value | None:
         """Return the value of a name or `self.field`; for `x.params` or `x["w"]` that of `x`.
@@ -119,7 +121,7 @@ class Values:
         while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
             base = base.value
         key = self._key(base)
-        return None if key is None or key not in self._of_key else self._value(key)
+        return None if key is None else self._of_key.get(key)
 
     def is_of_file(self, definition: Definition) -> bool:
         """Return whether a function of this file makes the value in a way that is not analyzed."""
@@ -168,36 +170,14 @@ class Values:
                 return ("field", owner, node.attr) if is_read else None
         return None
 
-    def _root(self, key: Hashable) -> Hashable:
-        """Return the key that stands for all keys joined with this one (union-find)."""
-        while key in self._parents:
-            key = self._parents[key]
-        return key
-
     def _join(self, key: Hashable, joined_key: Hashable) -> None:
-        """Record that two keys hold the same value."""
-        root, joined_root = self._root(key), self._root(joined_key)
-        if root != joined_root:
-            self._parents[joined_root] = root
-
-    @functools.cached_property
-    def _keys_by_root(self) -> dict[Hashable, list[Hashable]]:
-        """The keys of each value, by its root key; read only after all keys are joined."""
-        members = collections.defaultdict(list)
-        for key in self._of_key:
-            members[self._root(key)].append(key)
-        return members
-
-    def _value(self, key: Hashable) -> Value:
-        """Return the value of a key: the definitions and uses of all keys joined with it."""
-        root = self._root(key)
-        if root not in self._values:
-            members = self._keys_by_root[root]
-            parts = [self._of_key[member] for member in members]
-            definitions = {d.node: d for part in parts for d in part.definitions}
-            uses = {id(use.node): use for part in parts for use in part.uses}
-            self._values[root] = Value([*definitions.values()], [*uses.values()])
-        return self._values[root]
+        """Record that two keys hold the same value: both are of the first one's from now on."""
+        value, joined = self._of_key[key], self._of_key[joined_key]
+        if value is not joined:
+            value.definitions += joined.definitions
+            value.uses += joined.uses
+            value.keys += joined.keys
+            self._of_key |= dict.fromkeys(joined.keys, value)
 
     # --- definitions and uses
 
@@ -211,7 +191,7 @@ class Values:
             keys = [] if key is None else [key]
         for key in keys:
             if key not in self._of_key:
-                self._of_key[key] = Value()
+                self._of_key[key] = Value([key])
                 self._record(key, node)
             self._join(keys[0], key)
 
@@ -338,14 +318,14 @@ class Values:
 
     def _use(self, key: Hashable, load: ast.expr) -> None:
         """Record what one read of a value does: passes it, takes its first copy, or is unknown."""
-        module, uses = self._module, self._of_key[key].uses
+        module = self._module
         whole = load  # grows to `x.params["w"]`, from the read `x`
         while True:
             parent = module.parent(whole)
             if isinstance(parent, ast.Subscript) and parent.value is whole:
                 index = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
                 if index == 0:
-                    uses.append(Use("first", parent, of=whole))
+                    self._of_key[key].uses.append(Use("first", parent, of=whole))
                     return
                 if not isinstance(index, str):
                     break
@@ -358,7 +338,7 @@ class Values:
             whole = parent
         use = self._use_of(key, whole, load)
         if use is not None:
-            uses.append(use)
+            self._of_key[key].uses.append(use)
 
     def _use_of(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Use | None:
         """Return the use of a value by the read `load`, which `whole` is, or a part of it.
@@ -422,7 +402,7 @@ class Values:
         for parameter in scopes.parameters(function.args):
             if argument_of(self._module, call, function, parameter) is load:
                 if parameter not in self._of_key:
-                    self._of_key[parameter] = Value()
+                    self._of_key[parameter] = Value([parameter])
                     self._record(parameter, ast.Name(parameter.arg, ast.Load()))
                 self._join(key, parameter)
                 return True

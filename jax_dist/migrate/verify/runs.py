@@ -26,7 +26,6 @@ _MAPPED = Path(__file__).parents[1] / "_mapped.py"
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache"
 )
-_ROOT_SIGNS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _TICK = 0.2  # seconds between two looks at a running command
 
 
@@ -56,7 +55,7 @@ def root_of(paths: Sequence[str]) -> str:
     for folder in sources.folders_above(common):
         if folder in too_large:
             break
-        if any(os.path.exists(os.path.join(folder, sign)) for sign in _ROOT_SIGNS):
+        if sources.is_project(folder):
             return folder
     return common
 
