@@ -77,10 +77,9 @@ class Left(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedPlace:
-    """A place with the fix that migrates it, if that is its own; `span` are its bytes."""
+    """A place with the fix that migrates it, if that is its own."""
 
     place: Place
-    span: Span
     fix: Fix | None = None
 
     @classmethod
@@ -97,13 +96,12 @@ class PlannedPlace:
 
         Without a `fix`, the fix of another place migrates it. `more` are fields of `Place`.
         """
-        span = module.span(node)
-        position = module.source.position(span[0])
+        position = module.source.position(module.span(node)[0])
         if left is not None:
             more = {"reason": left.reason, "by_hand": left.by_hand}
         status: Status = "done" if left is None else "left"
         where = module.source.path, position.line, position.cell
-        return cls(Place(*where, code, status, module.text(node), **more), span, fix)
+        return cls(Place(*where, code, status, module.text(node), **more), fix)
 
 
 def unparsed_cells(source: Source) -> Iterator[Place]:

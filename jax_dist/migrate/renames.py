@@ -166,5 +166,5 @@ def places_of_rules(
             finding.message,
             "" if fix is None or is_made else fix.title,
         )
-        places.append(PlannedPlace(place, finding.span, fix if is_made else None))
+        places.append(PlannedPlace(place, fix if is_made else None))
     return places

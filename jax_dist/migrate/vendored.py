@@ -34,9 +34,7 @@ def home_of(module: Module) -> Home:
     if top and any(node.level for node in module.nodes(ast.ImportFrom)):
         depth = os.path.relpath(folder, top)
         return _home_in(top, "." * (1 if depth == os.curdir else 2 + depth.count(os.sep)))
-    package = _package_by_imports(module, folder)
-    if not package and top and not _is_script(module):
-        package = top
+    package = _package_by_imports(module, folder) or top
     return _home_in(package, f"{os.path.basename(package)}.") if package else _home_in(folder, "")
 
 
@@ -85,13 +83,6 @@ def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [] if node.level or node.module is None else [node.module]
-
-
-def _is_script(module: Module) -> bool:
-    return any(
-        isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-        for node in module.tree.body
-    )
 
 
 def _home_in(folder: str, prefix: str) -> Home:

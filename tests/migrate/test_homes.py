@@ -30,7 +30,7 @@ _HOMES = {
     "a script in a package": (
         {"pkg/__init__.py": "", "pkg/a.py": f"import jax\n{_USE}if __name__ == 'a':\n    f\n"},
         "pkg/_mapped.py",
-        "from _mapped import mapped",
+        "from pkg._mapped import mapped",
     ),
     "a checkout whose name is no name of a package": (
         {"my-project/__init__.py": "", "my-project/a.py": f"import jax\nfrom b import c\n{_USE}"},

@@ -3,7 +3,7 @@
 import ast
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax_dist.lint.model.findings import Edit
 from jax_dist.migrate.shard_map.expressions import list_reads, parts_of
@@ -33,13 +33,6 @@ def unstacked(tree, sharding):
 
 {unit}return jax.tree.map(place, tree)
 '''
-
-
-class _Placement(NamedTuple):
-    """A call that places an argument of a mapped function on its devices."""
-
-    call: Call  # with a HOLE for the text of `inner`
-    inner: ast.expr  # the argument, or `x` of `replicate(x)`
 
 
 class Placements:
@@ -85,7 +78,7 @@ class Placements:
             texts = [
                 self._module.text(argument)
                 if placement is None
-                else placement.call.fill(self._module.text(placement.inner))
+                else placement[0].fill(self._module.text(placement[1]))
                 for argument, placement in zip(arguments, placements, strict=True)
             ]
             function = self._module.text(call.func)
@@ -97,8 +90,8 @@ class Placements:
         # Edits must not overlap: only the text around the other edits is written.
         for argument, placement in zip(arguments, placements, strict=True):
             if placement is not None:
-                before, after = placement.call.flat().split(HOLE)
-                self._writer.around(argument, placement.inner, before, after)
+                place, inner = placement
+                self._writer.around(argument, inner, *place.flat().split(HOLE))
         for keyword in call.keywords:
             start = self._module.span(keyword)[0]
             self._writer.edits.append(Edit(start, self._module.span(keyword.value)[0], ""))
@@ -111,10 +104,12 @@ class Placements:
 
     def _placement(
         self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
-    ) -> _Placement | None:
+    ) -> tuple[Call, ast.expr] | None:
         """Return the call that places an argument on the devices; None if it needs none here.
 
-        That is if it is not mapped, or is placed at its definition or in a statement above.
+        It needs none if it is not mapped, or is placed at its definition or in a statement above.
+        The call has a HOLE for the text of the expression that is returned with it: the argument,
+        or `x` of `replicate(x)`.
         """
         if not mapped.is_mapped(position):
             return None
@@ -129,19 +124,19 @@ class Placements:
                 return None
             sharding = self._plan.replicated(argument, mapped).flat()
             put = self._writer.name("jax.device_put", argument)
-            return _Placement(Call(put, [HOLE, sharding]), stacked.of)
+            return Call(put, [HOLE, sharding]), stacked.of
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
         place = self._writer.name(_PLACE_BATCH, argument)
         sharding, local = self._plan.sharded(argument, mapped), HOLE
         if mapped in self._plan.reductions and layout is Layout.SLICES:
             # The function gets the whole batch, whose rows stand in one dimension.
             local = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {HOLE})"
-        placement = _Placement(Call(place, [sharding, local]), inner)
+        placing = Call(place, [sharding, local])
         if inner is argument and self._can_be_rebound(argument, call):
             text = self._module.text(argument)
-            self._writer.assign_above(argument, text, placement.call.fill(text))
+            self._writer.assign_above(argument, text, placing.fill(text))
             return None
-        return placement
+        return placing, inner
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
         """Return whether `x = place(x)` may stand above a call: it is the only use of `x`.

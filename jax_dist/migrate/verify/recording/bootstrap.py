@@ -5,7 +5,6 @@ arguments of `start`.
 """
 
 import importlib
-import importlib.machinery
 import importlib.util
 import json
 import os
@@ -13,16 +12,6 @@ import sys
 
 _PACKAGE = "_jax_dist_recording"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-
-
-def _run_hidden_sitecustomize(ours: str) -> None:
-    """Run the sitecustomize of the user that ours, in the folder `ours`, hides."""
-    others = [folder for folder in sys.path if os.path.abspath(folder) != ours]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
 
 
 def _start_recording() -> None:
@@ -39,5 +28,4 @@ def _start_recording() -> None:
 
 
 if __name__ == "sitecustomize":
-    _run_hidden_sitecustomize(_FOLDER)
     _start_recording()
