@@ -114,11 +114,5 @@ def container_around(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:
-    """Return all that a function may return; None if it is decorated, async or a generator."""
-    if isinstance(function, ast.AsyncFunctionDef):
-        return None
-    if not isinstance(function, ast.Lambda) and function.decorator_list:
-        return None
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in functions.own_nodes(function)):
-        return None
-    return functions.returned(function)
+    """Return all that a function may return; None if it is decorated."""
+    return None if getattr(function, "decorator_list", ()) else functions.returned(function)

@@ -26,8 +26,7 @@ class Plan:
         self._reasons: dict[Mapped, str] = {}  # why the others need shard_map
         at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
         self._shared_home = module.tree if at_top else None
-        axes = (self._axis_of(fun, is_here=False) for fun in mapped)
-        self._default_axis = next(filter(None, axes), '"devices"')
+        self._default_axis = next(filter(None, map(self._axis_of, mapped)), '"devices"')
 
     # --- forms
 
@@ -67,24 +66,17 @@ class Plan:
 
     def axis(self, mapped: Mapped) -> str:
         """Return the code of the mapped axis's name, such as `"batch"` with its quotes."""
-        return self._axis_of(mapped, is_here=True) or self._default_axis
+        return self._axis_of(mapped) or self._default_axis
 
-    def _axis_of(self, mapped: Mapped, *, is_here: bool) -> str | None:
-        """Return the code of the axis's name; None if it is a local variable, unless `is_here`.
+    def _axis_of(self, mapped: Mapped) -> str | None:
+        """Return the code of the axis's name, or None if pmap got none.
 
         The mesh may stand above the assignment of a variable, so a constant is written out.
         """
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
-        if isinstance(value, ast.Constant) and self.module.function(value) is not None:
-            return self.module.text(value)
-        is_local = (
-            isinstance(node, ast.Name)
-            and mapped.axis_name == node.id
-            and (self.module.scope(node).lookup(node.id) or (None,))[0]
-            is not self.module.scopes.module
-        )
-        return None if is_local and not is_here else mapped.axis_name
+        is_constant = isinstance(value, ast.Constant) and self.module.function(value) is not None
+        return self.module.text(value) if is_constant else mapped.axis_name
 
     def mesh(self, at: ast.AST, mapped: Mapped) -> str:
         """Return the variable of a mapped function's mesh, for use at a node."""
