@@ -16,7 +16,6 @@ from jax_dist.migrate.sites import is_vendored
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
 _PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "numpy.array")
 _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
 
 
 def tidied(before: Module, after: Module) -> bytes:
@@ -112,14 +111,10 @@ def _is_read(module: Module, name: str) -> bool:
 
 @once
 def _strings(module: Module) -> list[str]:
-    """Return the strings that are code: annotations, entries of `__all__`, and doctests."""
+    """Return the strings that are code, such as annotations, entries of `__all__` and doctests."""
     constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))
     texts = [node.value for node in constants if isinstance(node.value, str)]
-    return [line for text in texts for line in (_EXAMPLE.findall(text) or [text]) if _is_code(line)]
-
-
-def _is_code(text: str) -> bool:
-    return text.startswith((">>>", "...")) or sources.parses(text.strip().encode())
+    return [text for text in texts if ">>>" in text or sources.parses(text.strip().encode())]
 
 
 def _removals(

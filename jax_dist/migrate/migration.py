@@ -98,7 +98,7 @@ class _File:
 
     def __init__(self, module: Module, options: MigrationOptions, project: Project):
         self._first, self._options, self._project = module, options, project
-        self._home = vendored.home_of(module)
+        self._home_path, self._home = vendored.home_of(module)
         path = module.source.path
         self._back = options.back.get(path, {})
         self._chosen = options.lines.get(path)
@@ -119,13 +119,13 @@ class _File:
             renamed = self._places(module)  # fixed in the rewritten text
         before, after = source.written(source.code), self._with_fixes(module, renamed)
         needs_module = self._to == "vendored" and after != before
-        needs_module = needs_module and f"from {self._home.module} import".encode() in after
+        needs_module = needs_module and f"from {self._home} import".encode() in after
         return FileMigration(
             source.path,
             before,
             after,
             tuple(sorted(places, key=lambda place: (place.cell or 0, place.line))),
-            needs_module=self._home.path if needs_module else "",
+            needs_module=self._home_path if needs_module else "",
             touched=touched,
         )
 
@@ -172,7 +172,7 @@ class _File:
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:
-            names = renames.Renames(module, self._to, self._home.module)
+            names = renames.Renames(module, self._to, self._home)
             places = names.places(self._options.jax)
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]

@@ -1,11 +1,10 @@
 """The vendored module `_mapped`: its text, and where a file finds its copy.
 
-There is one copy at the top of a package, for all files that are imported as a part of it, and one
+There is one copy at the top of a package, for all its files, and one
 beside the scripts of a folder.
 """
 
 import ast
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +15,8 @@ from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify.recording.calls import VENDORED
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Home:
-    """Path of the copy for one file, and its import."""
-
-    path: str  # absolute
-    module: str  # "_mapped", "pkg._mapped", ".._mapped"
-
-
-def home_of(module: Module) -> Home:
-    """Return where the copy for a file lies, and the name by which the file imports it."""
+def home_of(module: Module) -> tuple[str, str]:
+    """Return the path of the copy for a file, and its name there: "_mapped", ".._mapped", ..."""
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
     top = _package_by_files(folder)
@@ -85,6 +76,6 @@ def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [] if node.level or node.module is None else [node.module]
 
 
-def _home_in(folder: str, prefix: str) -> Home:
+def _home_in(folder: str, prefix: str) -> tuple[str, str]:
     """Return the home in a folder; `prefix` precedes its name in imports: "", "pkg." or dots."""
-    return Home(os.path.join(folder, f"{VENDORED}.py"), f"{prefix}{VENDORED}")
+    return (os.path.join(folder, f"{VENDORED}.py"), f"{prefix}{VENDORED}")

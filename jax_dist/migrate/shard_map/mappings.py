@@ -149,8 +149,6 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
             return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
-        case ast.FunctionDef() | ast.Expr():  # a decorator, whose function is followed already
-            return []
         case ast.Return():
             return _reads_of_results(module, handle, None)
         case ast.Tuple() if isinstance(module.parent(parent), ast.Return):

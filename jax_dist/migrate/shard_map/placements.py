@@ -92,9 +92,6 @@ class Placements:
             if placement is not None:
                 place, inner = placement
                 self._writer.around(argument, inner, *place.flat().split(HOLE))
-        for keyword in call.keywords:
-            start = self._module.span(keyword)[0]
-            self._writer.edits.append(Edit(start, self._module.span(keyword.value)[0], ""))
 
     @functools.cached_property
     def _expressions_with_edits(self) -> set[ast.AST]:
@@ -250,8 +247,7 @@ class Placements:
           is_donated: whether a mapped call donates `x`, so that another name for it needs a copy.
         """
         node, array, writer = use.node, use.of, self._writer
-        if not self._mark_replaced(node):
-            return
+        self._replaced.add(node)
         if use.to_host:
             writer.around(node, array, f"{writer.name('jax.device_get', node)}(", ")")
             return

@@ -104,10 +104,6 @@ class Plan:
 
     # --- arguments and results
 
-    def is_whole(self, mapped: Mapped, position: int) -> bool:
-        """Return whether an argument is replicated: its spec is `P()`."""
-        return self.layouts.arguments[mapped, position] is Layout.WHOLE
-
     def sliced_results(self, mapped: Mapped) -> list[bool]:
         """Return for each result whether it keeps the device axis: one slice for each device."""
         layouts = self.layouts.results

@@ -55,9 +55,9 @@ class Steps:
     def _shardings(self, mapped: Mapped) -> list[Expression]:
         """Return `in_shardings=..., out_shardings=...`."""
         plan, at = self._plan, mapped.site.node
-        replicated = plan.replicated(at, mapped).flat()
+        replicated, arguments = plan.replicated(at, mapped).flat(), plan.layouts.arguments
         ins = [
-            replicated if plan.is_whole(mapped, p) else plan.sharded(at, mapped)
+            replicated if arguments[mapped, p] is Layout.WHOLE else plan.sharded(at, mapped)
             for p in range(len(mapped.axes))
         ]
         return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
@@ -65,9 +65,9 @@ class Steps:
     def _shard_map(self, mapped: Mapped, body: str) -> Call:
         """Return `jax.shard_map(body, mesh=..., ...)`, without the function if `body` is ""."""
         plan, at = self._plan, mapped.site.node
-        axis, results = plan.axis(mapped), plan.layouts.results
+        axis, arguments, results = plan.axis(mapped), plan.layouts.arguments, plan.layouts.results
         ins = [
-            self._writer.spec(at, None if plan.is_whole(mapped, p) else axis)
+            self._writer.spec(at, None if arguments[mapped, p] is Layout.WHOLE else axis)
             for p in range(len(mapped.axes))
             if p not in mapped.static
         ]

@@ -318,6 +318,4 @@ def _indentation_of(text: str) -> str:
     '  '
     """
     depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
-    if not depths and re.search(r"(?m)^\t", text):
-        return "\t"
     return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "

@@ -205,10 +205,7 @@ class Values:
                 self._use(key, load)
             return
         module = self._module
-        if isinstance(key, ast.arg):
-            scope = module.scopes.of[module.parent(module.parent(key))]
-        else:
-            scope = module.scope(key)  # type: ignore[arg-type] # a node
+        scope = module.scope(key)  # type: ignore[arg-type] # a node
         scope_and_bindings = scope.lookup(getattr(node, "id", ""))
         if scope_and_bindings is None:
             return

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -44,20 +45,18 @@ class Run:
 def root_of(paths: Sequence[str]) -> str:
     """Return the root of the project that holds all paths: the tree to copy for a run.
 
-    It holds the current folder too, unless only / or the home folder holds both. Where no folder
-    above looks like the top of a project, as with `.git`, it is the innermost common folder.
+    It holds the current folder too. Where no folder above looks like the top of a project, as with
+    `.git`, it is the innermost common folder. MisuseError is raised if that is /.
     """
-    folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
     too_large = (os.path.abspath(os.sep), os.path.expanduser("~"))
+    folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
     common = os.path.commonpath([*folders, os.getcwd()])
-    if common in too_large:
-        common = os.path.commonpath(folders)
-    for folder in sources.folders_above(common):
-        if folder in too_large:
-            break
-        if sources.is_project(folder):
-            return folder
-    return common
+    if common == too_large[0]:
+        raise MisuseError(f"only {common} holds the files and the current folder: change to theirs")
+    above = itertools.takewhile(
+        lambda folder: folder not in too_large, sources.folders_above(common)
+    )
+    return next(filter(sources.is_project, above), common)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import builtins
 import functools
 import importlib.util
 import pkgutil
+import runpy
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -97,12 +98,9 @@ def _exists(name: str) -> bool:
         return False
 
 
+_run_once = functools.cache(runpy.run_path)
+
+
 def _call_vendored(path: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    name = "_jax_dist_vendored"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return getattr(sys.modules[name], function)(*args, **kwargs)
+    """Call a function of the vendored module."""
+    return _run_once(path)[function](*args, **kwargs)

@@ -46,51 +46,52 @@ def start(
 
     old_names.install(at_import, old, mapped)
     if library:
-        at_import("jax", lambda jax: _use_library(jax, library))
+        at_import("jax", lambda jax: _use_library(jax, library, explain))
     if records:
         calls.Recorder(records, tree, written or {}, replayed).install(at_import)
     if ran:
-        builtins.__ran__ = _Marker(ran)  # type: ignore[attr-defined] # of marked texts
-    if explain:
-        at_import("jax", lambda jax: explaining.install(jax, explain))
+        builtins.__ran__ = _make_marker(ran)  # type: ignore[attr-defined] # of marked texts
     if seed:
         random.seed(0)
         at_import("numpy.random", lambda numpy_random: numpy_random.seed(0))
     sys.meta_path.insert(0, _Finder(hooks))
 
 
-def _use_library(jax: Any, folder: str) -> None:
-    """Replace jax.pmap by jax_dist.pmap, which is loaded when it is first called."""
+def _use_library(jax: Any, folder: str, reports: str) -> None:
+    """Replace jax.pmap by jax_dist.pmap, which is loaded when it is first called.
+
+    `folder` is the library's, and `reports` the `explain` of `start`.
+    """
     plain = jax.pmap
 
-    def pmap(*args: Any, **kwargs: Any) -> Any:
+    def pmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
         if folder not in sys.path:
             sys.path.append(folder)
         import jax_dist
 
         current, jax.pmap = jax.pmap, plain  # jax_dist uses the real one
         try:
-            return jax_dist.pmap(*args, **kwargs)
+            mapped = jax_dist.pmap(fun, *args, **kwargs)
         finally:
             jax.pmap = current
+        return explaining.with_report(mapped, fun, reports) if reports else mapped
 
     pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
     jax.pmap = pmap
 
 
-class _Marker:
-    """The function `__ran__` of marked texts: notes each line once, and returns the value."""
+def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
+    """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
+    seen: set[tuple[str, int]] = set()
 
-    def __init__(self, path: str):
-        self._path = path
-        self._seen: set[tuple[str, int]] = set()
-
-    def __call__(self, path: str, line: int, value: Any) -> Any:
-        if (path, line) not in self._seen:
-            self._seen.add((path, line))
-            with open(self._path, "a", encoding="utf-8") as file:
+    def note_line(path: str, line: int, value: Any) -> Any:
+        if (path, line) not in seen:
+            seen.add((path, line))
+            with open(records, "a", encoding="utf-8") as file:
                 file.write(f"{line} {path}\n")
         return value
+
+    return note_line
 
 
 class _Finder(importlib.abc.MetaPathFinder):
