@@ -71,17 +71,13 @@ class Renames:
     def _fix(self, site: Site) -> Fix | None:
         """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
         module, reference = self._module, site.reference
+        names = sites.names_of(module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
-            home = module.qualified_name(reference.value) or ""
-            if home.partition(".")[0] not in ("jax", "jax_dist") and not sites.is_home(home):
-                return None
-            return self._renamed(reference, "pmap")
-        if not isinstance(reference, ast.Name):
-            return None
-        bound = module.scope(reference).lookup(reference.id)
-        pmap_names = sites.names_of(module, "pmap", self._target)
+            dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
+            return self._renamed(reference, "pmap") if dotted in names else None
+        bound = module.scope(reference).lookup(getattr(reference, "id", ""))
         bindings = bound[1] if bound is not None else []
-        if len(bindings) != 1 or module.absolute(bindings[0].target) not in pmap_names:
+        if len(bindings) != 1 or module.absolute(bindings[0].target) not in names:
             return None
         return self._fix_of_import(bindings[0].node)
 

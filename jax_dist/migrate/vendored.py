@@ -1,7 +1,6 @@
 """The vendored module `_mapped`: its text, and where a file finds its copy.
 
-There is one copy at the top of a package, for all its files, and one
-beside the scripts of a folder.
+There is one copy at the top of a package, for all its files, and one beside the scripts of a folder.
 """
 
 import ast
@@ -57,23 +56,12 @@ def _package_by_files(folder: str) -> str:
 
 def _package_by_imports(module: Module, folder: str) -> str:
     """Return the folder around a file that is named as a package it imports; "" if none is."""
-    roots = {
-        name.partition(".")[0]
-        for node in module.nodes(ast.Import, ast.ImportFrom)
-        for name in _modules_of(node)
-    } - KNOWN
+    roots = {binding.target.partition(".")[0] for *_, binding in module.imports()} - KNOWN
     while (parent := os.path.dirname(folder)) != folder:
         if os.path.basename(folder) in roots:
             return folder
         folder = parent
     return ""
-
-
-def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the modules that an import names; [] for a relative one."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [] if node.level or node.module is None else [node.module]
 
 
 def _home_in(folder: str, prefix: str) -> tuple[str, str]:

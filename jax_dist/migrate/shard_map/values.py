@@ -7,7 +7,6 @@ pmap stacks along the device axis, its leading dimension.
 """
 
 import ast
-import collections
 import dataclasses
 import functools
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -93,8 +92,6 @@ class Values:
         self._module, self._calls = module, frozenset(calls)
         self.changes: AxisChanges = changes
         self._of_key: dict[Hashable, Value] = {}  # one value for all keys that are joined
-        self._bindings: dict[Hashable, Binding] = {}  # by node
-        self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
         for call in calls:
             for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
                 for part in parts_of(module, argument):
@@ -210,19 +207,13 @@ class Values:
         if scope_and_bindings is None:
             return
         home, bindings = scope_and_bindings
-        name = node.id  # type: ignore[attr-defined] # a name
-        if (home, name) not in self._reads:
-            self._reads[home, name] = reads = collections.defaultdict(list)
-            for load in module.reads(home, name):
-                for binding in module.reaching(load) or ():
-                    reads[binding.node].append(load)
-            self._bindings |= {binding.node: binding for binding in bindings}
-        binding = self._bindings.get(key)
+        binding = next((binding for binding in bindings if binding.node is key), None)
         if binding is not None and not isinstance(getattr(binding.node, "ctx", None), ast.Del):
             self._define_binding(key, binding)
-        for load in self._reads[home, name][key]:
-            self._use(key, load)
-            self._visit(load)
+        for load in module.reads(home, node.id):  # type: ignore[attr-defined] # a name
+            if any(other.node is key for other in module.reaching(load) or ()):
+                self._use(key, load)
+                self._visit(load)
 
     def _define_binding(self, key: Hashable, binding: Binding) -> None:
         """Record the definition of a name by one of its bindings."""

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from . import replays
-from .records import Leaf, read_call
+from .records import Leaf, as_numpy, read_call
 
 _MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
 VENDORED = "_mapped"  # the name of the vendored module
@@ -240,7 +240,7 @@ def _describe(
             about["text"] = about["dtype"] if " at 0x" in text else text  # addresses change
             continue
         about["dtype"] = str(getattr(leaf, "dtype", type(leaf).__name__))
-        array, copies = _as_numpy(leaf)
+        array, copies = as_numpy(leaf)
         if side == "in" and not array.dtype.hasobject:  # as jit takes it
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             about["dtype"] = str(array.dtype)
@@ -253,25 +253,6 @@ def _describe(
             about["key"] = key = f"{side}{len(leaves) - 1}"
             values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
     return leaves
-
-
-def _as_numpy(leaf: Any) -> tuple[Any, list[Any]]:
-    """Return an array or number as a NumPy array, and its copies if it is a replicated jax.Array.
-
-    Of an array over several processes it is the part of this one; of keys it is their data.
-    """
-    import jax
-    import numpy as np
-
-    if not isinstance(leaf, jax.Array):
-        return np.asarray(leaf), []
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-    parts = [np.asarray(shard.data) for shard in shards]
-    if leaf.is_fully_replicated:
-        return parts[0], parts
-    return np.asarray(leaf) if leaf.is_fully_addressable else np.concatenate(parts), []
 
 
 def _digest(array: Any) -> str:

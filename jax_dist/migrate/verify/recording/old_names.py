@@ -44,26 +44,14 @@ def install(
             if loaded is not None and loaded is not jax:  # imported by jax itself: try again
                 _put_back(loaded, entries)
             elif loaded is None and not _exists(name):
-                sys.modules[name] = gone = _removed_module(name, entries)
+                sys.modules[name] = gone = ModuleType(name)
+                gone.__path__ = []  # it may have had modules in it
+                _put_back(gone, entries)
                 above, _, last = name.rpartition(".")  # as an import would bind it
                 if above in sys.modules and _get(sys.modules[above], last) is _MISSING:
                     setattr(sys.modules[above], last, gone)
 
     at_import("jax", restore_in_jax)
-
-
-def _removed_module(name: str, entries: Mapping[str, str]) -> ModuleType:
-    """Return a module that jax removed; its attributes, by `entries`, are the new names."""
-
-    def get(attribute: str) -> Any:
-        value = _resolve(entries[attribute]) if attribute in entries else _MISSING
-        if value is _MISSING:
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        return value
-
-    module = ModuleType(name)
-    vars(module).update(__path__=[], __getattr__=get)
-    return module
 
 
 def _put_back(module: ModuleType, entries: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Recorded calls of mapped functions, as they are read from the folder of one process."""
+"""Recorded calls, read from the folder of one process; and arrays as they are recorded."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,3 +52,22 @@ def read_call(folder: Path, line: str) -> Call:
     )
     place = event["path"], event["line"], event["name"]
     return Call(*place, given, returned, event.get("raised", ""), event.get("replay"))
+
+
+def as_numpy(leaf: Any) -> tuple[Any, list[Any]]:
+    """Return an array or number as a NumPy array, and its copies if it is a replicated jax.Array.
+
+    Of an array over several processes it is the part of this one; of keys it is their data.
+    """
+    import jax
+    import numpy as np
+
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf), []
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+    parts = [np.asarray(shard.data) for shard in shards]
+    if leaf.is_fully_replicated:
+        return parts[0], parts
+    return np.asarray(leaf) if leaf.is_fully_addressable else np.concatenate(parts), []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from .records import Call, Leaf
+from .records import Call, Leaf, as_numpy
 
 CALLS = 3  # how many calls of each place are replayed
 
@@ -132,18 +132,17 @@ def _run(
             leaves = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
             args, kwargs = jax.tree.unflatten(tree, leaves)
             placed = jax.device_put(args, shardings["in_shardings"])
-            results.append([_as_numpy(leaf) for leaf in jax.tree.leaves(compiled(*placed))])
+            results.append([_as_float64(leaf) for leaf in jax.tree.leaves(compiled(*placed))])
     return epsilon, results
 
 
-def _as_numpy(leaf: Any) -> Any:
+def _as_float64(leaf: Any) -> Any:
+    """Return an array as a NumPy array, with floats of double precision; of keys their data."""
     import jax
     import numpy as np
 
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    array = np.asarray(leaf)
-    return array.astype(np.float64) if jax.numpy.issubdtype(leaf.dtype, np.floating) else array
+    array, _ = as_numpy(leaf)
+    return array.astype(np.float64) if jax.numpy.issubdtype(array.dtype, np.floating) else array
 
 
 def _perturbed(x: Any, epsilon: float, seed: int) -> Any:
