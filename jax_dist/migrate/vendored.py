@@ -1,6 +1,6 @@
 """The vendored module `_mapped`: its text, and where a file finds its copy.
 
-There is one copy at the top of a package, for all its files, and one beside the scripts of a folder.
+There is one copy at the top of a package, for all its files, and one beside other scripts.
 """
 
 import ast

@@ -90,8 +90,10 @@ class Placements:
         # Edits must not overlap: only the text around the other edits is written.
         for argument, placement in zip(arguments, placements, strict=True):
             if placement is not None:
-                place, inner = placement
-                self._writer.around(argument, inner, *place.flat().split(HOLE))
+                self._writer.around(argument, placement[1], *placement[0].flat().split(HOLE))
+        for keyword in call.keywords:
+            start = self._module.span(keyword)[0]
+            self._writer.edits.append(Edit(start, self._module.span(keyword.value)[0], ""))
 
     @functools.cached_property
     def _expressions_with_edits(self) -> set[ast.AST]:
