@@ -51,7 +51,7 @@ class Layouts:
 
     def _first_guess(self, value: Value) -> Layout:
         """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
-        kinds = {definition.kind for definition in value.definitions} - {"nothing"}
+        kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
         uses = [use.kind for use in value.uses]
         # A batch: split by rows, and given to mapped functions alone.
         if kinds == {"rows"} and set(uses) <= {"argument"}:
@@ -65,6 +65,26 @@ class Layouts:
         # A result, such as a loss, of which only the first copy is read.
         is_result = kinds == {"result"} and set(uses) <= {"first", "listed"}
         return Layout.WHOLE if is_result else Layout.SLICES
+
+    def _kind(self, definition: Definition) -> str:
+        """Return the kind of a definition; "replicate" if all mapped arguments of a call are.
+
+        As in `opt_state = pmap(optimizer.init)(replicate(params))`: each device computes the same.
+        """
+        for mapped in self._mapped:
+            if definition.call is not None and definition.call in mapped.calls:
+                arguments = enumerate(mapped.arguments(definition.call))
+                sliced = [node for position, node in arguments if mapped.is_mapped(position)]
+                if sliced and all(map(self._is_replicated, sliced)):
+                    return "replicate"
+        return definition.kind
+
+    def _is_replicated(self, node: ast.expr) -> bool:
+        """Return whether an argument is `replicate(x)`, or a value with no other definition."""
+        value, change = self._values.of(node), self._values.changes.find(node)
+        if value is not None:
+            return {definition.kind for definition in value.definitions} == {"replicate"}
+        return change is not None and change.kind is Kind.REPLICATED
 
     def _is_computed_from(self, definition: Definition, value: Value) -> bool:
         """Return whether a definition calls with the value: `f(value)`, `value.f(...)`."""
