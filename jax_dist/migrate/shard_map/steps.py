@@ -161,12 +161,12 @@ class Steps:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
             bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
-        names_in_fun = (
-            node for node in ast.walk(fun) if isinstance(node, ast.Name | ast.Attribute)
-        )
-        return not isinstance(fun, ast.Lambda) and not bound.isdisjoint(
-            map(module.text, names_in_fun)
-        )
+        for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
+            if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
+                home = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+                if home is None or not module.is_inside(home[0].node, fun):  # not bound in fun
+                    return True
+        return False
 
     def _result_names(self, mapped: Mapped) -> list[str]:
         """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
