@@ -56,7 +56,9 @@ def _package_by_files(folder: str) -> str:
 
 def _package_by_imports(module: Module, folder: str) -> str:
     """Return the folder around a file that is named as a package it imports; "" if none is."""
-    roots = {binding.target.partition(".")[0] for *_, binding in module.imports()} - KNOWN
+    of_names = (bindings for scope in module.scopes.all for bindings in scope.bindings.values())
+    targets = [binding.target for bindings in of_names for binding in bindings if binding.target]
+    roots = {target.partition(".")[0] for target in targets} - KNOWN
     while (parent := os.path.dirname(folder)) != folder:
         if os.path.basename(folder) in roots:
             return folder

@@ -102,7 +102,7 @@ class AxisChanges:
             return module, function
         home, _, name = (module.qualified_name(fun) or "").rpartition(".")
         path = self._project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
-        other = self._project.opened(path, is_whole=True) if home and path else None
+        other = self._project.opened(path) if home and path else None
         bindings = other.scopes.module.bindings.get(name, ()) if other else ()
         node = bindings[0].node if len(bindings) == 1 else None
         return (other, node) if other and isinstance(node, ast.FunctionDef) else (module, None)
