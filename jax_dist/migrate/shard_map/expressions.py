@@ -77,6 +77,17 @@ def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     return reads or None
 
 
+def loop_item(module: Module, load: ast.expr) -> ast.Name | None:
+    """Return the target `y` of `for name, y in x.items()`, where `load` is `x`; else None."""
+    items = module.parent(load)
+    loop = module.parent(module.parent(items))
+    if getattr(items, "attr", "") == "items":
+        match getattr(loop, "target", None):
+            case ast.Tuple(elts=[_, ast.Name() as item]):
+                return item
+    return None
+
+
 def waits(module: Module, call: ast.Call) -> bool:
     """Return whether a call only waits for a value to be computed."""
     is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"

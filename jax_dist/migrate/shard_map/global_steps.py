@@ -34,11 +34,9 @@ def reductions(
     """
     if keys:
         raise Left("keys per device")
-    if any(layouts.results[mapped, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
-        raise Left("a result differs from device to device")
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if mapped.static or not isinstance(step, ast.FunctionDef) or not module.holds(step):
-        raise Left("the function of the step is not in this file")
+        raise Left("the step is in another file, or a lambda, or has static arguments")
     nodes = nodes_of(module, mapped)
     edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
     # Of each reduction, all that is not its array names the axis, and goes with it.
@@ -50,6 +48,8 @@ def reductions(
     }
     if any(_text(module, node) == axis for node in nodes if node not in axes):
         raise Left("the step hands the name of its axis on, as to batch norm")
+    if any(layouts.results[mapped, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
+        raise Left("a result differs from device to device")
     return edits
 
 

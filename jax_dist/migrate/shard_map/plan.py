@@ -23,7 +23,7 @@ class Plan:
         self.mapped_of = {call: fun for fun in mapped for call in fun.calls}
         # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
         self.reductions: dict[Mapped, list[tuple[ast.Call, ast.expr]]] = {}
-        self._reasons: dict[Mapped, str] = {}  # why the others need shard_map
+        self.remarks: dict[Mapped, str] = {}  # why the others need shard_map
         at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
         self._shared_home = module.tree if at_top else None
         self._default_axis = next(filter(None, map(self._axis_of, mapped)), '"devices"')
@@ -44,7 +44,7 @@ class Plan:
                     self.module, mapped, self.layouts, axis, keys
                 )
             except Left as left:
-                self._reasons[mapped] = left.reason
+                self.remarks[mapped] = f"not jit alone: {left.reason}"
         # A helper with a pmean may be called by functions of both kinds: then both need shard_map.
         # That may concern further ones, so it is repeated until none is left.
         while True:
@@ -56,11 +56,8 @@ class Plan:
                 return
             for mapped in shared:
                 del self.reductions[mapped]
-                self._reasons[mapped] = "another mapped function shares its reductions"
-
-    def remark(self, mapped: Mapped) -> str:
-        """Return why a mapped function does not become `jax.jit` alone; "" if it does."""
-        return f"not jit alone: {self._reasons[mapped]}" if mapped in self._reasons else ""
+                reason = "another mapped function shares its reductions"
+                self.remarks[mapped] = f"not jit alone: {reason}"
 
     # --- meshes
 

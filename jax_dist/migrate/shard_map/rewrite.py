@@ -61,7 +61,8 @@ def rewrite(
     writer.define_meshes()
     for mapped in plan.mapped:
         form = "jit" if mapped in plan.reductions else "shard_map"
-        place, remark = (module, mapped.site.reference, _codes.PMAP_CALL), plan.remark(mapped)
+        place = module, mapped.site.reference, _codes.PMAP_CALL
+        remark = plan.remarks.get(mapped, "")
         places.append(PlannedPlace.at(*place, reason=remark, form=form, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
@@ -165,7 +166,8 @@ def _remove_reductions(plan: Plan) -> None:
     for call, of in gone.items():
         statement: Any = module.parent(call)
         is_assigned = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-        if is_assigned and module.text(statement.targets[0]) == module.text(of):
+        operand = module.text(of).strip("()")  # `a, b = pmean((a, b), axis)`
+        if is_assigned and module.text(statement.targets[0]).strip("()") == operand:
             plan.writer.remove(statement)
         else:
             plan.writer.around(call, of)

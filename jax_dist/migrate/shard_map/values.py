@@ -23,6 +23,7 @@ from jax_dist.migrate.shard_map.expressions import (
     callers,
     container_around,
     list_reads,
+    loop_item,
     parts_of,
     results_of,
     waits,
@@ -95,11 +96,11 @@ class Values:
         for call in calls:
             for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
                 for part in parts_of(module, argument):
-                    for load in _loads(part):
-                        self._visit(load)
+                    self._visit(self._whole(part))
         for call in calls:
             for target, _ in self.targets(call):
                 self._visit(target)
+        self._join_parts()
         for value in self.all:  # a read that may see two of its bindings was recorded for both
             value.definitions = [*{part.node: part for part in value.definitions}.values()]
             value.uses = [*{part.node: part for part in value.uses}.values()]
@@ -114,11 +115,15 @@ class Values:
 
         None if no call of a mapped function takes or returns it.
         """
+        key = self._key(self._whole(node))
+        return None if key is None else self._of_key.get(key)
+
+    def _whole(self, node: ast.expr) -> ast.expr:
+        """Return `x` of `x.params["w"]`, where `x` is a name or `self.field`."""
         base = node
         while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
             base = base.value
-        key = self._key(base)
-        return None if key is None else self._of_key.get(key)
+        return base
 
     def is_of_file(self, definition: Definition) -> bool:
         """Return whether a function of this file makes the value in a way that is not analyzed."""
@@ -175,6 +180,19 @@ class Values:
             value.uses += joined.uses
             value.keys += joined.keys
             self._of_key |= dict.fromkeys(joined.keys, value)
+
+    def _join_parts(self) -> None:
+        """Join `x` with a parameter or name that is defined as a part of it, as `x.params`."""
+        items = [*self._of_key.items()]
+        uses = [(use, key) for key, value in items for use in value.uses]
+        parts: dict[ast.AST, Hashable] = {u.node: key for u, key in uses if u.kind == "unknown"}
+        for key, value in items:
+            nodes = {part.node for part in value.definitions if part.node in parts}
+            for node in nodes:
+                self._join(key, parts[node])
+            joined = self._of_key[key]
+            joined.definitions = [part for part in joined.definitions if part.node not in nodes]
+            joined.uses = [part for part in joined.uses if part.node not in nodes]
 
     # --- definitions and uses
 
@@ -348,8 +366,11 @@ class Values:
             return Use("first", outside, first.of, to_host=first.to_host)
         if isinstance(call, ast.Call) and waits(module, call):
             return None
-        if whole is not load:  # a part such as `x.params`, whose other names are not followed
+        if whole is not load:  # a part such as `x.params`: see `_join_parts`
             return Use("unknown", whole)
+        if (item := loop_item(module, load)) is not None:
+            self._visit(item)
+            return Use("unknown", item)
         if self._join_names(key, load):
             return None
         parent = module.parent(load)
@@ -412,14 +433,3 @@ class Values:
             self._join_targets(key, [target for target, at in self.targets(call) if at == index])
             for call in calls
         )
-
-
-def _loads(expression: ast.expr) -> Iterator[ast.expr]:
-    """Yield the names and fields to look up for an argument: `s.x` and `s` for `s.x["w"]`."""
-    base = expression
-    while isinstance(base, ast.Attribute | ast.Subscript):
-        if isinstance(base, ast.Attribute):
-            yield base
-        base = base.value
-    if isinstance(base, ast.Name):
-        yield base
