@@ -182,17 +182,20 @@ class Values:
             self._of_key |= dict.fromkeys(joined.keys, value)
 
     def _join_parts(self) -> None:
-        """Join `x` with a parameter or name that is defined as a part of it, as `x.params`."""
-        items = [*self._of_key.items()]
-        uses = [(use, key) for key, value in items for use in value.uses]
-        parts: dict[ast.AST, Hashable] = {u.node: key for u, key in uses if u.kind == "unknown"}
-        for key, value in items:
-            nodes = {part.node for part in value.definitions if part.node in parts}
+        """Join `x` with each parameter and loop variable that gets a part of it, as `x.params`."""
+        parts: dict[ast.AST, Hashable] = {
+            use.node: key
+            for key, value in self._of_key.items()
+            for use in value.uses
+            if use.kind == "unknown" and not isinstance(self._module.parent(use.node), ast.Assign)
+        }
+        for key in [*self._of_key]:
+            nodes = {part.node for part in self._of_key[key].definitions if part.node in parts}
             for node in nodes:
                 self._join(key, parts[node])
-            joined = self._of_key[key]
-            joined.definitions = [part for part in joined.definitions if part.node not in nodes]
-            joined.uses = [part for part in joined.uses if part.node not in nodes]
+            value = self._of_key[key]
+            value.definitions = [part for part in value.definitions if part.node not in nodes]
+            value.uses = [part for part in value.uses if part.node not in nodes]
 
     # --- definitions and uses
 
