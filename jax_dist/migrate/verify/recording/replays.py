@@ -17,6 +17,7 @@ CALLS = 3  # how many calls of each place are replayed
 _PERTURBED = 3  # runs on perturbed arguments
 _FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
 _RATIO = 1e-2  # a factor nearer than this to the number of devices counts as equal to it
+_jitted: dict[Any, Any] = {}  # by step and shardings: compiled once for all replayed calls
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
@@ -123,16 +124,15 @@ def _run(
     # The step may ask for the number of devices: here it is that of the smaller mesh.
     with mock.patch.multiple(jax, device_count=device_count, local_device_count=device_count):
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        traced = jax.jit(fresh_step, **shardings).trace(*args, **kwargs)
-        text = str(traced.jaxpr)
+        jitted = _jitted.setdefault((step, *shardings.values()), jax.jit(fresh_step, **shardings))
+        text = str(jitted.trace(*args, **kwargs).jaxpr)
         epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
-        compiled = traced.lower().compile()
         results = []
         for number in range(perturbed + 1):
             leaves = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
             args, kwargs = jax.tree.unflatten(tree, leaves)
             placed = jax.device_put(args, shardings["in_shardings"])
-            results.append([_as_float64(leaf) for leaf in jax.tree.leaves(compiled(*placed))])
+            results.append([_as_float64(leaf) for leaf in jax.tree.leaves(jitted(*placed))])
     return epsilon, results
 
 
