@@ -62,7 +62,7 @@ class Steps:
         ]
         return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
-    def _shard_map(self, mapped: Mapped, body: str) -> Call:
+    def _shard_map(self, mapped: Mapped, body: Expression) -> Call:
         """Return `jax.shard_map(body, mesh=..., ...)`, without the function if `body` is ""."""
         plan, at = self._plan, mapped.site.node
         axis, arguments, results = plan.axis(mapped), plan.layouts.arguments, plan.layouts.results
@@ -90,7 +90,7 @@ class Steps:
         self._writer.define(mapped.site.node, name, mapped.parameters, lines)
         return name
 
-    def _body_function(self, mapped: Mapped, fun: str) -> str:
+    def _body_function(self, mapped: Mapped, fun: str) -> Expression:
         """Return the text of the function to map: `fun`, or a new one around it.
 
         In shard_map the slice of a device has a leading dimension of size 1, which pmap removes:
@@ -125,7 +125,7 @@ class Steps:
         name = self._writer.free_name(f"{_base_name(mapped, fun)}_on_device")
         self._writer.define(at, name, names, lines)
         if mapped.static:
-            return f"lambda {', '.join(mapped.dynamic)}: {name}({', '.join(names)})"
+            return Call(f"lambda {', '.join(mapped.dynamic)}: {name}", names)
         return name
 
     def _by_position(self, mapped: Mapped, fun: str) -> str:
