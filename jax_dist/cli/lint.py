@@ -94,10 +94,10 @@ class _Lint:
         rules = RULES.values()
         try:
             per_file_ignores = self._resolve_per_file_ignores(rules)
-            config.selected([self._config], rules)  # raises for unknown codes in the file
+            config.select_rules([self._config], rules)  # raises for unknown codes in the file
         except MisuseError as error:
             raise MisuseError(f"{self._config.file}: {error}") from error
-        selected = config.selected([self._config, command_line], rules)
+        selected = config.select_rules([self._config, command_line], rules)
         target = options.target_jax
         target_jax = config.version(target) if target else self._config.target_jax
         self._examiner = Examiner(selected, Project(paths), target_jax, per_file_ignores)
@@ -185,11 +185,11 @@ class _Lint:
 
     def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
         """Print the findings in the format of --output-format; return the exit code."""
-        from jax_dist.lint.engine.report import formatted, summary
+        from jax_dist.lint.engine.report import format_report, summary
 
         output_format = self._options.output_format
         color = terminal.wants_color(self._options.color, out)
-        out.write(formatted(findings, output_format, color=color))
+        out.write(format_report(findings, output_format, color=color))
         if output_format == "text" and not self._options.quiet:
             empty_line = "\n" if findings else ""
             out.write(f"{empty_line}{summary(findings)}\n")

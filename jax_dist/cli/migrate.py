@@ -163,7 +163,7 @@ class _Migrate:
             raise
         if verification.has_differences:
             self._complain("the program differs, so nothing is written")
-            files = [file.unchanged() for file in files if not file.is_new]
+            files = [file.revert() for file in files if not file.is_new]
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
@@ -215,7 +215,7 @@ class _Migrate:
                 problem = self._write(file)
             if problem:
                 failed_paths.add(os.path.abspath(file.path))
-                file = file.unchanged(problem)
+                file = file.revert(problem)
             written.append(file)
         return sorted(written, key=lambda file: file.is_new)
 
@@ -263,7 +263,7 @@ class _Migrate:
             f"{counted(len(report.changed), 'file')} {verb}: "
             f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
         )
-        for places in report.by_reason():
+        for places in report.group_by_reason():
             others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
             self._say(f"  left: {display(places[0].where)}{others}: {places[0].reason}")
         if report.left and options.report is None:

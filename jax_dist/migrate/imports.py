@@ -18,7 +18,7 @@ _PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "
 _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def tidied(before: Module, after: Module) -> bytes:
+def tidy(before: Module, after: Module) -> bytes:
     """Return the code of `after` without the definitions and imports that only `before` used.
 
     What was unused before stays: it may be there for others.
@@ -60,10 +60,10 @@ def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
                 body = getattr(after.parent(statement), "body", ())
                 is_alone = len(body) == 1 or any(map(str.strip, after.margins(statement)))
                 if _is_free_of_effects(after, statement) and not is_alone:
-                    yield _with_blank_lines(after, statement)
+                    yield _remove_with_blank_lines(after, statement)
 
 
-def _with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
+def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     """Return the removal of a statement, with the blank lines that set it apart."""
     edit, code = module.line_edit(statement), module.source.code
     above = code[: edit.start].rstrip(b"\n \t")

@@ -86,7 +86,7 @@ def migrate_text(
         problem = f"Python cannot parse it: line {error.line}: {error.message}"
         return FileMigration(path, data, data, problem=problem)
     try:
-        result = _File(module, options, project).migrated()
+        result = _File(module, options, project).migrate_file()
     except Exception as error:  # noqa: BLE001 - other files must not suffer
         problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
         return FileMigration(path, data, data, problem=problem)
@@ -106,7 +106,7 @@ class _File:
         is_back = any(form == "vendored" for form, _ in self._back.values())
         self._to: Target = "vendored" if is_back else options.to
 
-    def migrated(self) -> FileMigration:
+    def migrate_file(self) -> FileMigration:
         """Return the migrated file with its places, the uses of pmap and the like, by line."""
         source, module = self._first.source, self._first
         planned: list[PlannedPlace] = []
@@ -117,7 +117,7 @@ class _File:
         places = [*(p.place for p in (*planned, *renamed)), *unparsed_cells(source)]
         if module is not self._first:
             renamed = self._places(module)  # fixed in the rewritten text
-        before, after = source.written(source.code), self._with_fixes(module, renamed)
+        before, after = source.written(source.code), self._apply_fixes(module, renamed)
         needs_module = self._to == "vendored" and after != before
         needs_module = needs_module and f"from {self._home} import".encode() in after
         return FileMigration(
@@ -139,31 +139,31 @@ class _File:
         result = rewrite(module, self._project, self._to, self._chosen, shard_map_lines)
         if result.fix is None:
             return module, result.places, {}
-        source = module.source.edited(new_imports.placed(module, [result.fix]))
+        source = module.source.edit(new_imports.place_imports(module, [result.fix]))
         if result.definitions:
-            source = new_imports.with_block(source, result.definitions)
+            source = new_imports.add_block(source, result.definitions)
         touched = review.touched_lines(module, result.touched)
         return self._project.module(source), result.places, touched
 
-    def _with_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
+    def _apply_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
         """Return the file's bytes with the fixes of all places made, round by round."""
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:
-                return self._tidied(module)
-            placed = new_imports.placed(module, choose_fixes(fixes))
-            module = self._project.module(module.source.edited(placed))
+                return self._tidy(module)
+            placed = new_imports.place_imports(module, choose_fixes(fixes))
+            module = self._project.module(module.source.edit(placed))
             if self._chosen is not None:  # these lines are of the first text: one round only
-                return self._tidied(module)
+                return self._tidy(module)
             planned = self._places(module)
         raise RuntimeError("the new text would change again each time")
 
-    def _tidied(self, module: Module) -> bytes:
+    def _tidy(self, module: Module) -> bytes:
         """Return the bytes of a migrated file, without imports and definitions now unused."""
         source = module.source
         if module is not self._first:
-            while (code := imports.tidied(self._first, module)) != source.code:
-                source = source.edited(code)
+            while (code := imports.tidy(self._first, module)) != source.code:
+                source = source.edit(code)
                 module = self._project.module(source)
         return source.written(source.code)
 

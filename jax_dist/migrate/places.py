@@ -58,7 +58,7 @@ class FileMigration:
     def changed(self) -> bool:
         return self.before != self.after
 
-    def unchanged(self, problem: str = "") -> "FileMigration":
+    def revert(self, problem: str = "") -> "FileMigration":
         """Return the result for a file that is not written after all, for the reason `problem`."""
         return FileMigration(self.path, self.before, self.before, self.places, problem)
 
@@ -83,7 +83,7 @@ class PlannedPlace:
     fix: Fix | None = None
 
     @classmethod
-    def at(
+    def locate(
         cls,
         module: Module,
         node: ast.expr | ast.alias,

@@ -61,12 +61,12 @@ class Renames:
                 "pmap is inside an f-string",  # where Python 3.11 knows no positions
                 "Take it out of the string, then migrate again.",
             )
-            return PlannedPlace.at(module, reference, _codes.PMAP_CALL, left=why)
+            return PlannedPlace.locate(module, reference, _codes.PMAP_CALL, left=why)
         fix = self._fix(site)
         remark = "" if fix is not None else "an alias, which changes where it is defined"
         place = module, reference, _codes.PMAP_CALL, fix
         is_mapped, form = site.is_application, self._target
-        return PlannedPlace.at(*place, reason=remark, form=form, is_mapped=is_mapped)
+        return PlannedPlace.locate(*place, reason=remark, form=form, is_mapped=is_mapped)
 
     def _fix(self, site: Site) -> Fix | None:
         """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
@@ -74,7 +74,7 @@ class Renames:
         names = sites.names_of(module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
             dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
-            return self._renamed(reference, "pmap") if dotted in names else None
+            return self._rename(reference, "pmap") if dotted in names else None
         bound = module.scope(reference).lookup(getattr(reference, "id", ""))
         bindings = bound[1] if bound is not None else []
         if len(bindings) != 1 or module.absolute(bindings[0].target) not in names:
@@ -102,11 +102,11 @@ class Renames:
             for node in self._module.uses(*sites.names_of(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                fix = self._renamed(node, function)
+                fix = self._rename(node, function)
                 place = self._module, node, _codes.REMOVED_DEVICE_PUT, fix
-                yield PlannedPlace.at(*place, form=self._target)
+                yield PlannedPlace.locate(*place, form=self._target)
 
-    def _renamed(self, node: ast.expr, function: str) -> Fix:
+    def _rename(self, node: ast.expr, function: str) -> Fix:
         """Return the fix that writes one of the new functions in the place of a node."""
         if self._target == "jax_dist":
             name, imports = self._module.name_for(f"jax_dist.{function}", node)
@@ -139,9 +139,9 @@ class Renames:
                         f"{name} maps functions of modules, and plain JAX has no such function",
                         f"Use {by_hand}, or migrate with --to jax_dist.",
                     )
-                fix = self._renamed(node, ours) if why is None else None
+                fix = self._rename(node, ours) if why is None else None
                 place = self._module, node, _codes.PMAP_CALL, fix, why
-                yield PlannedPlace.at(*place, form=self._target)
+                yield PlannedPlace.locate(*place, form=self._target)
 
 
 def places_of_rules(

@@ -52,7 +52,7 @@ class MigrationReport:
     def problems(self) -> list[FileMigration]:
         return [file for file in self.files if file.problem]
 
-    def by_reason(self) -> list[list[Place]]:
+    def group_by_reason(self) -> list[list[Place]]:
         """Return the places that were left, by reason, the most frequent first."""
         groups: dict[str, list[Place]] = {}
         for place in self.left:
@@ -84,11 +84,11 @@ class MigrationReport:
         }
 
 
-def _as_json(report: MigrationReport) -> str:
+def _format_json(report: MigrationReport) -> str:
     return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _as_text(report: MigrationReport) -> str:
+def _format_text(report: MigrationReport) -> str:
     """Return the report with one line for each place, as compilers write errors."""
     lines = [f"{place.where}: {_outcome(place)}" for place in report.places]
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
@@ -130,7 +130,7 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
             yield f"* `{line.path}:{line.line}` `{line.text}`"
     if report.left:
         yield "\n## Left"
-        for places in report.by_reason():
+        for places in report.group_by_reason():
             reason = places[0].reason
             yield f"\n### {reason[:1].upper()}{reason[1:]}\n"
             if places[0].by_hand:
@@ -150,7 +150,7 @@ def _first_line(text: str) -> str:
 
 
 FORMATS: dict[str, Callable[[MigrationReport], str]] = {  # by the suffix of the file
-    ".json": _as_json,
+    ".json": _format_json,
     ".md": lambda report: "\n".join(_markdown_lines(report)) + "\n",
-    ".txt": _as_text,
+    ".txt": _format_text,
 }

@@ -50,7 +50,7 @@ def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -
     )
 
 
-def marked(file: FileMigration, path: str) -> bytes:
+def mark(file: FileMigration, path: str) -> bytes:
     """Return the old text with markers around the expressions in `file.touched`."""
     spans = {(*span, line) for line, spans in file.touched.items() for span in spans}
     edits = [
@@ -61,7 +61,7 @@ def marked(file: FileMigration, path: str) -> bytes:
     return apply_edits(file.before, edits)
 
 
-def unreached(
+def find_unreached(
     path: str, file: FileMigration, ran: Collection[tuple[str, int]]
 ) -> Iterator[Unreached]:
     """Yield the lines of a file that read a changed value and are not in `ran`."""

@@ -108,12 +108,12 @@ def test_only_a_regular_file_with_our_table_can_be_asked_for():
     ],
 )
 def test_rules_that_are_left_on(choices, on):
-    assert config.selected(choices, _RULES) == on
+    assert config.select_rules(choices, _RULES) == on
 
 
 def test_a_selector_that_names_no_rule():
     with pytest.raises(MisuseError, match="^no rule is called 'JXD109'. Did you mean JXD10"):
-        config.selected([Choice(select=("JXD109",))], _RULES)
+        config.select_rules([Choice(select=("JXD109",))], _RULES)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def test_as_often_as_it_takes():
 
 
 def test_a_fix_that_would_make_a_finding_is_rejected(monkeypatch):
-    def placed(module, fixes, real=fixer.new_imports.placed):
+    def placed(module, fixes, real=fixer.new_imports.place_imports):
         return real(module, fixes) + b"jax.pmap(f)\n"
 
-    monkeypatch.setattr(fixer.new_imports, "placed", placed)
+    monkeypatch.setattr(fixer.new_imports, "place_imports", placed)
     before = b"import jax\njax.lax.psum(1, 'i')\n"
     after = _fix(before)
 
@@ -60,7 +60,7 @@ def test_a_fix_that_would_make_a_finding_is_rejected(monkeypatch):
 
 
 def test_a_fix_that_would_break_the_file_is_rejected(monkeypatch):
-    monkeypatch.setattr(fixer.new_imports, "placed", lambda module, fixes: b"def (:\n")
+    monkeypatch.setattr(fixer.new_imports, "place_imports", lambda module, fixes: b"def (:\n")
 
     after = _fix(_PSUM)
     assert after.data.decode() == _PSUM
@@ -116,7 +116,7 @@ _SHARDING = "from jax.sharding import NamedSharding\n"
 def test_a_new_import_stands_in_the_order_of_its_block(above, line, below):
     module = Module(sources.read("a.py", f"{above}{below}".encode()))
 
-    after = new_imports.placed(module, [Fix("import it", Safety.SAFE, (), (line.strip(),))])
+    after = new_imports.place_imports(module, [Fix("import it", Safety.SAFE, (), (line.strip(),))])
 
     assert after.decode() == above + line + below
 

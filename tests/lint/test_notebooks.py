@@ -233,7 +233,7 @@ class TestWriting:
     def test_edited_is_what_would_be_read(self):
         notebook = read_notebook("a.ipynb", _MIXED)
 
-        edited = notebook.edited(notebook.code.replace(b"1, 'i'", b"2, 'i'"))
+        edited = notebook.edit(notebook.code.replace(b"1, 'i'", b"2, 'i'"))
 
         assert edited.python == notebook.python.replace(b"1, 'i'", b"2, 'i'")
 

@@ -17,7 +17,7 @@ _TEXT = "import jax\nn = jax.lax.psum(1, 'i')\nm = jax.lax.all_gather(x, 'i').me
 
 
 def _format(name: str, text: str = _TEXT, path: str = "train.py", *, color=False) -> str:
-    return report.formatted(_findings(text, path), name, color=color)
+    return report.format_report(_findings(text, path), name, color=color)
 
 
 def test_text():

@@ -47,7 +47,7 @@ def _fixed(code: str, text: str) -> str:
     chosen = choose_fixes(fixes)
     assert len(chosen) == len(fixes)
     module = Project().module(sources.read("case.py", text.encode()))
-    return new_imports.placed(module, chosen).decode()
+    return new_imports.place_imports(module, chosen).decode()
 
 
 @pytest.mark.parametrize(("code", "case"), _cases(Negative))

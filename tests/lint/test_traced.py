@@ -28,7 +28,7 @@ from jax_dist.lint.model.semantic_model import Module
 )
 def test_traced(code: str, expected: list[tuple[str, str]]):
     module = Module(sources.read("case.py", f"import functools, jax\n{code}\n".encode()))
-    found = traced.traced(module)
+    found = traced.find_traced(module)
 
     assert [by for by, _ in found] == [by for by, _ in expected]
     for (_, function), (_, text) in zip(found, expected, strict=True):

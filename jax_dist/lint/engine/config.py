@@ -147,7 +147,7 @@ def _oldest_jax(folder: str) -> Version | None:
     return None
 
 
-def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
+def select_rules(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
     """Return the codes of the rules that are on after all choices; a later choice wins.
 
     Within a choice the narrower selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.

@@ -58,7 +58,7 @@ def _apply(
     source: Source, before: Sequence[Finding], chosen: Sequence[Fix], examiner: Examiner
 ) -> tuple[bytes, list[Finding]]:
     """Return the file with fixes made, and its findings then; raise ValueError if one is new."""
-    data = source.written(new_imports.placed(Module(source), chosen))
+    data = source.written(new_imports.place_imports(Module(source), chosen))
     after = examiner.examine_source(load(source.path, data))
     # By code: how many findings more than before; a place may move, so they are only counted.
     counts = Counter(finding.code for finding in after)

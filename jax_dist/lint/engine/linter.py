@@ -95,7 +95,7 @@ class Examiner:
         findings += [_syntax_error(source, error) for error in unparsed_cells]
         findings = [finding for finding in findings if finding.code in codes]
         if findings and b"noqa" in source.code.lower():
-            return suppressions.unsuppressed(source, findings)
+            return suppressions.drop_suppressed(source, findings)
         return findings
 
     def _codes_for(self, path: str) -> frozenset[Code]:

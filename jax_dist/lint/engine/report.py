@@ -32,7 +32,7 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
-def formatted(findings: Sequence[Finding], form: str, *, color: bool = False) -> str:
+def format_report(findings: Sequence[Finding], form: str, *, color: bool = False) -> str:
     """Return the report on the findings of all files.
 
     `form` is "text", a block for each finding, for people; "concise", a line for each, for editors

@@ -10,7 +10,7 @@ _NOQA = re.compile(rb"#\s*noqa\b(?:\s*:\s*((?:(?:[a-z]+[0-9]+|jxd)\b[\s,]*)*))?"
 _REST_OF_LINE = re.compile(rb"[^\r\n]*")
 
 
-def unsuppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
+def drop_suppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings that no `# noqa` on their first or last line switches off."""
 
     def is_on(finding: Finding) -> bool:

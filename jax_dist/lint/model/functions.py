@@ -23,7 +23,7 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
     return module.reads(scope, function.name) if is_only_one else None
 
 
-def returned(function: scopes.Function) -> list[ast.expr]:
+def returned_values(function: scopes.Function) -> list[ast.expr]:
     """Return the values of a function's own `return` statements."""
     if isinstance(function, ast.Lambda):
         return [function.body]
@@ -82,7 +82,7 @@ def part_of(node: ast.AST, path: Path) -> ast.expr | None:
     return node.elts[step] if is_inside and not is_starred else None
 
 
-def unpacked(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
+def unpack_target(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
     """Return `(value, (1,))` for the target `b` of `a, b = value`; None behind a starred one.
 
     None also for a target that no assignment binds, such as that of a loop.

@@ -21,10 +21,10 @@ _WIDTH = 79  # of a line that takes another name
 _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
 
 
-def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
+def place_imports(module: Module, fixes: Iterable[Fix]) -> bytes:
     """Return the code with all fixes made, which must not clash, and their imports added."""
     fixes = list(fixes)
-    source = _edited(module.source, [edit for fix in fixes for edit in fix.edits])
+    source = _apply_edits(module.source, [edit for fix in fixes for edit in fix.edits])
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, since each may join the statement of the one before; the project's own last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
@@ -32,18 +32,18 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
         if line not in map(ast.unparse, filter(_is_import, tree.body)):
             edits = (_merged_import(source, statement, line) for statement in tree.body)
             edit = next(filter(None, edits), None) or _import_edit(source, tree, line)
-            source = _edited(source, [edit])
+            source = _apply_edits(source, [edit])
     return source.code
 
 
-def with_block(source: Source, text: str) -> Source:
+def add_block(source: Source, text: str) -> Source:
     """Return the file with the definitions `text` below its imports, in their notebook cell."""
     head = _import_block(sources.parse(source.python))
     start, line_end = _line_below(source, head[-1]) if head else (0, "")
     after = source.code[start:]
     blank_lines = len(list(itertools.takewhile(lambda row: not row.strip(), after.splitlines())))
     gap = "\n" * max(2 - blank_lines, 0) if after.strip() else ""
-    return _edited(source, [Edit(start, start, f"{line_end}\n\n{text.strip()}\n{gap}")])
+    return _apply_edits(source, [Edit(start, start, f"{line_end}\n\n{text.strip()}\n{gap}")])
 
 
 def remove_names(
@@ -62,9 +62,9 @@ def remove_names(
     return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
 
 
-def _edited(source: Source, edits: Iterable[Edit]) -> Source:
+def _apply_edits(source: Source, edits: Iterable[Edit]) -> Source:
     """Return the file with edits made; new lines end as the others do."""
-    return source.edited(apply_edits(source.code, edits))
+    return source.edit(apply_edits(source.code, edits))
 
 
 def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | None:
@@ -136,7 +136,7 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
         blank_line = "\n" if earlier else ""
         return Edit(start, start, f"{line_end}{blank_line}{line}\n")
     block = _first_block(code, [node for node in at_top if group(node) == group(wanted)])
-    key = _by_form if sorted(block, key=_by_form) == block else _by_name
+    key = _isort_key if sorted(block, key=_isort_key) == block else _google_key
     larger = (node for node in same_group if node is not head[0] and key(node) > key(wanted))
     successor = next(larger, None)
     if successor is not None and not successor.col_offset:
@@ -181,12 +181,12 @@ def _name(statement: ast.stmt) -> str:
     return statement.names[0].name  # type: ignore[attr-defined] # an import
 
 
-def _by_name(statement: ast.stmt) -> tuple[str, bool]:
+def _google_key(statement: ast.stmt) -> tuple[str, bool]:
     """Return the sort key of an import in Google's style, in which both forms are mixed."""
     return _name(statement).lower(), isinstance(statement, ast.ImportFrom)
 
 
-def _by_form(statement: ast.stmt) -> tuple[bool, str]:
+def _isort_key(statement: ast.stmt) -> tuple[bool, str]:
     """Return the sort key of an import for isort and ruff: `import` before `from`."""
     return isinstance(statement, ast.ImportFrom), _name(statement).lower()
 

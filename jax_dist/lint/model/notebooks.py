@@ -68,7 +68,7 @@ class Notebook(Source):
             end = cell.lines[-1].stop
         return "".join((*pieces, self.raw[end:])).encode(self.encoding)
 
-    def edited(self, code: bytes) -> "Notebook":
+    def edit(self, code: bytes) -> "Notebook":
         """Return the notebook with new code; raise ParseError if a cell is no longer Python."""
         after = read_notebook(self.path, self.written(code))
         if len(after.unparsed) > len(self.unparsed):
@@ -80,7 +80,7 @@ def _cell_json(raw: str, cell: _Cell, text: str) -> str:
     """Return the JSON of a cell whose source becomes `text`; old lines keep their JSON."""
     slices = cell.lines
     old_json = {json.loads(raw[part]): raw[part] for part in slices}
-    if text == _decoded(raw, slices):
+    if text == _decode(raw, slices):
         return raw[slices[0].start : slices[-1].stop]
     if not cell.is_list:
         return json.dumps(text, ensure_ascii=raw.isascii())
@@ -96,7 +96,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     """Return the Python cells of a notebook of format 4 or later, or raise UnreadableError."""
     try:
         raw = data.decode("utf-8-sig")
-        texts = [(cell, _decoded(raw, cell[1]).encode()) for cell in _code_cells(raw)]
+        texts = [(cell, _decode(raw, cell[1]).encode()) for cell in _code_cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     code, python, unparsed = bytearray(), bytearray(), []
@@ -147,7 +147,7 @@ def _slice(place: Any) -> slice:
     return slice(*map(int, place.split(":")))
 
 
-def _decoded(raw: str, slices: list[slice]) -> str:
+def _decode(raw: str, slices: list[slice]) -> str:
     """Return the joined text of the JSON strings at some slices of the file."""
     return "".join(json.loads(raw[part]) for part in slices)
 

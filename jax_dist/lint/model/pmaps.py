@@ -172,7 +172,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
     return None
 
 
-def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
+def remove_jit(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
     """Return the edits that remove the call or decorator `jit` around `inner`.
 
     They are () if options or comments would be lost with it.

@@ -92,7 +92,7 @@ class Source:
         """Return the file's bytes once `code` is in the place of its code."""
         return code.decode().encode(self.encoding)
 
-    def edited(self, code: bytes) -> "Source":
+    def edit(self, code: bytes) -> "Source":
         """Return the file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
 

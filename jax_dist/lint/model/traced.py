@@ -25,7 +25,7 @@ TRIGGERS = (b"pmap", b"shard_map")
 
 
 @once
-def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
+def find_traced(module: Module) -> list[tuple[_By, scopes.Function]]:
     """Return `("jit", function)` of every function that the file jits, pmaps or shard_maps.
 
     They are in order of line. Those of `jax_dist.pmap` are among them: a migrated program can
@@ -50,12 +50,12 @@ SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec"
 SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.PartitionSpec")
 
 
-def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
+def follow(module: Module, node: ast.expr | None) -> ast.expr | None:
     """Return the value of a name, None if it is not known; any other expression as it is."""
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
-def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
+def reach(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return a function and those of the file that it names, directly or through others."""
     functions_seen = {function: None}  # an ordered set
     waiting = [function]

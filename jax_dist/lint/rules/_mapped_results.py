@@ -95,7 +95,7 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
             continue
         if not isinstance(binding.node, ast.Name):
             return None
-        unpacked = functions.unpacked(module, binding.node)
+        unpacked = functions.unpack_target(module, binding.node)
         if unpacked is not None:
             value, place = unpacked
             steps.append((value, (*place, *path)))
@@ -116,7 +116,7 @@ _ARRAY_FUNCTIONS = frozenset(_GIVE_ARRAYS.split())
 def is_array(module: Module, origin: Origin) -> bool:
     """Return whether a result is surely one array, and no tree of several."""
     function = functions.innermost(module, origin.site.fun) if origin.site else None
-    results = functions.returned(function) if function else []
+    results = functions.returned_values(function) if function else []
     return bool(results) and all(_is_array(module, value, origin.path) for value in results)
 
 

@@ -82,7 +82,7 @@ _CALLBACKS = "use jax.pure_callback, jax.experimental.io_callback or jax.debug.c
 _MESH = "use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the place of mesh"
 
 
-def _moved(row: str) -> Iterator[Rename]:
+def _expand_row(row: str) -> Iterator[Rename]:
     """Yield the renames in a row of `_MOVED`."""
     old_home, new_home, gone, needs, *names = row.split()
     version = tuple(map(int, needs.split(".")))
@@ -98,7 +98,7 @@ def _without_successor(row: str) -> Rename:
 
 
 NAMES: tuple[Rename, ...] = (
-    *(rename for row in _MOVED.strip().splitlines() for rename in _moved(row)),
+    *(rename for row in _MOVED.strip().splitlines() for rename in _expand_row(row)),
     Rename("jax.api", "jax", "0.2.21"),
     *map(_without_successor, _WITHOUT_SUCCESSOR.strip().splitlines()),
     *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in ("", "_update", "_add", "_mul")),

@@ -53,7 +53,7 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     return lambda words: any(last in words.all and words.may_name(name) for last, name in pairs)
 
 
-def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
+def find_renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
     """Yield a finding for each import of an old name of the table, and each `jax.old_name`.
 
     The uses of an imported name are not reported again. Not reported either are code that handles
@@ -62,8 +62,8 @@ def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None)
     """
     assigned = _assigned_names(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
-    yield from _in_imports(module, entries, adapt)
-    yield from _in_attributes(module, entries, adapt)
+    yield from _fix_imports(module, entries, adapt)
+    yield from _fix_attributes(module, entries, adapt)
 
 
 @once
@@ -80,7 +80,7 @@ def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
     return entries.get(name)
 
 
-def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+def _fix_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
     """Yield a finding for each attribute that writes out an old name, a key of `entries`."""
     for name in module.used_names():
         entry = _entry_for(entries, name)
@@ -126,7 +126,7 @@ def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
     return True
 
 
-def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+def _fix_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
     """Yield a finding for each import of an old name, a key of `entries`."""
     for statement in module.nodes(ast.Import, ast.ImportFrom):
         if getattr(statement, "level", 0):

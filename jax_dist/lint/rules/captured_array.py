@@ -34,14 +34,14 @@ _METHODS = {"reshape", "astype", "transpose", "copy"}
 def captured_array(module: Module) -> Findings:
     functions_seen: set[scopes.Function] = set()
     reads_seen: set[ast.AST] = set()
-    for by, body in traced.traced(module):
+    for by, body in traced.find_traced(module):
         if by == "jax_dist.pmap":  # it passes captured arrays as arguments
             continue
-        for function in traced.reached(module, body):
+        for function in traced.reach(module, body):
             if function in functions_seen:
                 continue
             functions_seen.add(function)
-            for read, name, value in _captured(module, function):
+            for read, name, value in _find_captured(module, function):
                 is_inner = module.is_inside(value, body) or module.is_inside(value, function)
                 if read in reads_seen or is_inner:
                     continue
@@ -51,7 +51,7 @@ def captured_array(module: Module) -> Findings:
                 yield Found(read, f"{message}{by}")
 
 
-def _captured(
+def _find_captured(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
     """Yield `(read, name, call)` for each name in a function that is an array made by `call`."""

@@ -22,7 +22,7 @@ _MAKERS += ("jax.experimental.custom_partitioning",)
 )
 def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}
-    for by, function in traced.traced(module):
+    for by, function in traced.find_traced(module):
         traced_by.setdefault(function, set()).add(by)
     for site in pmaps.applications(module, _MAKERS):
         for call in pmaps.mapped_calls(module, site):

@@ -23,7 +23,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     since=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
-    yield from _renames.renamed(module, (_OLD,), _with_new_arguments)
+    yield from _renames.find_renamed(module, (_OLD,), _rename_arguments)
     # Several calls of one partial have the same keywords, which may stand in another file.
     sites = pmaps.sites(module, ("jax.shard_map",))
     for keyword in dict.fromkeys(keyword for site in sites for keyword in site.keywords):
@@ -42,7 +42,7 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
     return Edit(start, start + len("check_rep"), "check_vma")
 
 
-def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
+def _rename_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
     """Return the edits that pass the arguments by the names of `jax.shard_map`; None: no fix."""
     del entry
     site = pmaps.site(module, use)

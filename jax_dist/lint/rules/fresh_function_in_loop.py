@@ -58,7 +58,7 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether an expression makes another function in each iteration of a loop."""
-    value: Any = traced.followed(module, fun) or fun
+    value: Any = traced.follow(module, fun) or fun
     name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
     if name in PARTIAL:
         return _loop_around(module, value) is loop

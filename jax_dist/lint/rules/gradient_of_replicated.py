@@ -41,7 +41,7 @@ def gradient_of_replicated(module: Module) -> Findings:
             continue  # nothing is sharded, or not all is known
         body = _Body(module, function, parameters)
         for gradient in gradients:
-            name = body.summed(gradient) if gradient not in seen else None
+            name = body.find_summed(gradient) if gradient not in seen else None
             if name is not None:
                 seen.add(gradient)
                 remedy = "use check_vma=False, or pmean in the loss"
@@ -54,13 +54,13 @@ def _replicated_parameters(
 ) -> dict[ast.AST, bool]:
     """Return by parameter whether its spec is `P()`, so replicated; {} if one cannot be read."""
     parameters = [*function.args.posonlyargs, *function.args.args]
-    in_specs = traced.followed(module, site.arguments.get("in_specs"))
+    in_specs = traced.follow(module, site.arguments.get("in_specs"))
     specs = in_specs.elts if isinstance(in_specs, ast.Tuple) else [in_specs] * len(parameters)
     if len(specs) != len(parameters):
         return {}
     replicated: dict[ast.AST, bool] = {}
     for parameter, written_spec in zip(parameters, specs, strict=True):
-        spec = traced.followed(module, written_spec)
+        spec = traced.follow(module, written_spec)
         if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in traced.SPECS:
             return {}
         replicated[parameter] = not spec.args and not spec.keywords
@@ -75,7 +75,7 @@ class _Body:
     function: scopes.Function
     parameters: dict[ast.AST, bool]  # whether each is replicated
 
-    def summed(self, gradient: ast.expr) -> str | None:
+    def find_summed(self, gradient: ast.expr) -> str | None:
         """Return the code of the argument by which `jax.grad` sums its gradient over the devices.
 
         JAX does so if that argument is replicated, another value that the loss uses is sharded, and
@@ -127,7 +127,7 @@ class _Body:
 
     def _communicates(self, loss: scopes.Function) -> bool:
         """Return whether a loss, or a function of the file that it calls, has a collective."""
-        callees = traced.reached(self.module, loss)
+        callees = traced.reach(self.module, loss)
         uses = self.module.uses(*_COLLECTIVES)
         return any(around in callees for use in uses for around in self.module.ancestors(use))
 

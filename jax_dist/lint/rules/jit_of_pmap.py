@@ -21,14 +21,14 @@ def jit_of_pmap(module: Module) -> Findings:
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
-                yield _found(decorator, name, pmaps.unjitted(module, decorator, site.node))
+                yield _found(decorator, name, pmaps.remove_jit(module, decorator, site.node))
         for mapped in pmaps.held_by(module, site):  # `pmap(f)`, and the names for it
             transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
             if transformed is not None:  # `jit(pmap(f))`
                 name, outer = transformed
                 is_direct = mapped is site.node
                 yield _found(
-                    outer, name, pmaps.unjitted(module, outer, mapped) if is_direct else ()
+                    outer, name, pmaps.remove_jit(module, outer, mapped) if is_direct else ()
                 )
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
                 outer_name = traced.around(module, call)

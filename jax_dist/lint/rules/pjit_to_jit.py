@@ -26,10 +26,10 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     triggers=_renames.mentions(_OLD),
 )
 def pjit_to_jit(module: Module) -> Findings:
-    yield from _renames.renamed(module, _OLD, _with_same_arguments)
+    yield from _renames.find_renamed(module, _OLD, _keep_arguments)
 
 
-def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
+def _keep_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
     """Return [] (no edits) if a use may take the new name with the same arguments; else None."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.

@@ -21,4 +21,4 @@ _NAMES = tuple(
     triggers=(b"device_put_replicated", b"device_put_sharded"),
 )
 def removed_device_put(module: Module) -> Findings:
-    yield from _renames.renamed(module, _NAMES)
+    yield from _renames.find_renamed(module, _NAMES)

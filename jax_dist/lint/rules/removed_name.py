@@ -31,7 +31,7 @@ _OTHERS = frozenset(map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS)))
     triggers=lambda words: words.hold(*_OTHERS) or _may_name_one(words),
 )
 def removed_name(module: Module) -> Findings:
-    yield from _renames.renamed(module, NAMES)
+    yield from _renames.find_renamed(module, NAMES)
     for node in module.nodes(ast.Attribute):
         if node.attr in _BUFFERS:  # which no other library's arrays have
             text = _BUFFERS[node.attr].format(module.text(node.value))

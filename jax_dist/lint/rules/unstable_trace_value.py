@@ -26,7 +26,7 @@ _UNSTABLE = (
     triggers=traced.TRIGGERS,
 )
 def unstable_trace_value(module: Module) -> Findings:
-    traced_functions = reversed(traced.traced(module))  # so that the first of a function wins
+    traced_functions = reversed(traced.find_traced(module))  # so that the first of a function wins
     traced_by: dict[ast.AST, str] = {function: by for by, function in traced_functions}
     if not traced_by:
         return

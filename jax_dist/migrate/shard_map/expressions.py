@@ -126,4 +126,4 @@ def container_around(module: Module, node: ast.expr) -> ast.expr | None:
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:
     """Return all that a function may return; None if it is decorated."""
-    return None if getattr(function, "decorator_list", ()) else functions.returned(function)
+    return None if getattr(function, "decorator_list", ()) else functions.returned_values(function)

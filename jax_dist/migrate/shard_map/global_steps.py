@@ -56,7 +56,7 @@ def reductions(
 def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
     """Return the nodes of a step and of the functions that it names, without decorators."""
     step = functions.innermost(module, mapped.site.fun)
-    parts = [mapped.site.fun] if step is None else traced.reached(module, step)
+    parts = [mapped.site.fun] if step is None else traced.reach(module, step)
     decorators = (decorator for part in parts for decorator in getattr(part, "decorator_list", ()))
     outside = {node for decorator in decorators for node in ast.walk(decorator)}
     nodes = dict.fromkeys(node for part in parts for node in ast.walk(part))

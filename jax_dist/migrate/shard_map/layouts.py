@@ -38,7 +38,7 @@ class Layouts:
         while self._lower_once():
             pass
 
-    def of_value(self, value: Value) -> Layout:
+    def value_layout(self, value: Value) -> Layout:
         """Return the layout of a value."""
         return self._of_value[id(value)]
 
@@ -81,7 +81,7 @@ class Layouts:
 
     def _is_replicated(self, node: ast.expr) -> bool:
         """Return whether an argument is `replicate(x)`, or a value with no other definition."""
-        value, change = self._values.of(node), self._values.changes.find(node)
+        value, change = self._values.find(node), self._values.changes.find(node)
         if value is not None:
             return {definition.kind for definition in value.definitions} == {"replicate"}
         return change is not None and change.kind is Kind.REPLICATED
@@ -109,20 +109,20 @@ class Layouts:
 
     def _argument_layout(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
         """Return an argument's layout in all calls; SLICES (stacked) if they differ."""
-        layouts = {self.of_expression(mapped.arguments(call)[position]) for call in mapped.calls}
+        layouts = {self.layout_of(mapped.arguments(call)[position]) for call in mapped.calls}
         if axis is None:
             return Layout.WHOLE
         return layouts.pop() if len(layouts) == 1 else Layout.SLICES
 
-    def of_expression(self, node: ast.expr) -> Layout:
+    def layout_of(self, node: ast.expr) -> Layout:
         """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""
         parts = [*parts_of(self._module, node)]
         if parts != [node]:
-            layouts = {*map(self.of_expression, parts)}
+            layouts = {*map(self.layout_of, parts)}
             return layouts.pop() if len(layouts) == 1 else Layout.SLICES
-        value = self._values.of(node)
+        value = self._values.find(node)
         if value is not None:
-            return self.of_value(value)
+            return self.value_layout(value)
         stacked = self._values.changes.find(node)
         kind = None if stacked is None else stacked.kind
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
@@ -142,8 +142,8 @@ class Layouts:
             for target, target_index in targets:
                 if target_index not in (None, index):
                     continue
-                value = self._values.of(target)
-                if value is None or self.of_value(value) is not Layout.WHOLE:
+                value = self._values.find(target)
+                if value is None or self.value_layout(value) is not Layout.WHOLE:
                     return Layout.SLICES
                 if target_index is None and _has_index(value):
                     return Layout.SLICES  # `x[0]` may be the first result of a tuple
@@ -154,18 +154,18 @@ class Layouts:
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
                 for part in parts_of(self._module, argument):
-                    value = self._values.of(part)
+                    value = self._values.find(part)
                     if value is not None and position not in mapped.static:
                         self._lower_argument(mapped, position, value)
             for target, index in self._values.targets(call):
-                value = self._values.of(target)
+                value = self._values.find(target)
                 layout = self.results.get((mapped, index or 0), Layout.SLICES)
-                if value is not None and self.of_value(value) is not layout:
+                if value is not None and self.value_layout(value) is not layout:
                     self._of_value[id(value)] = Layout.SLICES
 
     def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
         """Make a value SLICES (stacked) if the argument that it is passed as is not like it."""
-        layout = self.of_value(value)
+        layout = self.value_layout(value)
         fits = layout is self.arguments[mapped, position]
         if mapped.axes[position] is None:
             # in_axes=None gives all stacked copies to each device, which needs the axis.
@@ -182,7 +182,7 @@ class Layouts:
                 if definition.kind == "replicate":
                     by_node.setdefault(definition.node, []).append(value)
         for values in by_node.values():
-            if any(self.of_value(value) is not Layout.WHOLE for value in values):
+            if any(self.value_layout(value) is not Layout.WHOLE for value in values):
                 self._of_value |= dict.fromkeys(map(id, values), Layout.SLICES)
 
     def _lower_read_together(self) -> None:
@@ -191,7 +191,7 @@ class Layouts:
             for use in value.uses:
                 if use.kind == "first" and use.of is not None:
                     parts = [*parts_of(self._module, use.of)]
-                    if len(parts) > 1 and {*map(self.of_expression, parts)} != {Layout.WHOLE}:
+                    if len(parts) > 1 and {*map(self.layout_of, parts)} != {Layout.WHOLE}:
                         self._of_value[id(value)] = Layout.SLICES
 
 

@@ -112,7 +112,7 @@ class Placements:
         """
         if not mapped.is_mapped(position):
             return None
-        value, stacked = self._values.of(argument), self._changes.find(argument)
+        value, stacked = self._values.find(argument), self._changes.find(argument)
         if value is not None and self._is_placed_at_definition(value):
             return None
         layout = self._layouts.arguments.get((mapped, position))
@@ -142,7 +142,7 @@ class Placements:
 
         Not if a loop around the call does not set `x`: it would place `x` in each iteration.
         """
-        module, value = self._module, self._values.of(argument)
+        module, value = self._module, self._values.find(argument)
         statement = module.statement(call)
         is_plain = isinstance(argument, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
         if value is None or not is_plain or len(value.uses) != 1:
@@ -152,7 +152,7 @@ class Placements:
 
     def _is_placed_at_definition(self, value: Value) -> bool:
         """Return whether to put a value on the devices at its definition, not at each call."""
-        if self._layouts.of_value(value) is not Layout.SLICES or _has_results(value):
+        if self._layouts.value_layout(value) is not Layout.SLICES or _has_results(value):
             return True
         if not all(_is_expression(definition.node) for definition in value.definitions):
             return False  # a parameter or a loop variable: no expression to put a call around
@@ -169,9 +169,9 @@ class Placements:
     def write_values(self) -> None:
         """Write the edits of all definitions and reads of values."""
         # Slices last: what defines them may hold reads of the other values.
-        is_sliced = lambda value: self._layouts.of_value(value) is Layout.SLICES
+        is_sliced = lambda value: self._layouts.value_layout(value) is Layout.SLICES
         for value in sorted(self._values.all, key=is_sliced):
-            mapped, layout = self._plan.first_mapped(value), self._layouts.of_value(value)
+            mapped, layout = self._plan.first_mapped(value), self._layouts.value_layout(value)
             if mapped is None:
                 continue
             if layout is not Layout.SLICES:
@@ -189,7 +189,7 @@ class Placements:
     def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
         """Write a definition of a value so that it puts the value on the devices, if it must."""
         node: Any = definition.node
-        layout, kind = self._layouts.of_value(value), definition.kind
+        layout, kind = self._layouts.value_layout(value), definition.kind
         if layout is Layout.WHOLE and kind == "replicate":
             stacked = self._changes.find(node)
             if stacked is not None and self._mark_replaced(node):

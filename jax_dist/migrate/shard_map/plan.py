@@ -116,7 +116,7 @@ class Plan:
 
     def _is_keys(self, node: ast.expr) -> bool:
         """Return whether an argument is `jax.random.split(key, n)`, one key for each device."""
-        value = self.values.of(node)
+        value = self.values.find(node)
         if value is not None and isinstance(node, ast.Name):
             kinds = {definition.kind for definition in value.definitions}
             return "keys" in kinds and kinds <= {"keys", "result"}

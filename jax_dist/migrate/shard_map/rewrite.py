@@ -63,7 +63,7 @@ def rewrite(
         form = "jit" if mapped in plan.reductions else "shard_map"
         place = module, mapped.site.reference, _codes.PMAP_CALL
         remark = plan.remarks.get(mapped, "")
-        places.append(PlannedPlace.at(*place, reason=remark, form=form, is_mapped=True))
+        places.append(PlannedPlace.locate(*place, reason=remark, form=form, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
@@ -81,7 +81,7 @@ def _plan(
     changes = AxisChanges(module, project)
 
     def leave(site: Site, why: Left) -> None:
-        places.append(PlannedPlace.at(module, site.reference, _codes.PMAP_CALL, left=why))
+        places.append(PlannedPlace.locate(module, site.reference, _codes.PMAP_CALL, left=why))
 
     for site in sites.find(module, target):
         line = module.source.position(module.span(site.reference)[0]).line
@@ -90,7 +90,7 @@ def _plan(
                 mapped.append(mappings.read(module, site))
             except Left as why:
                 leave(site, why)
-    for fun in _entangled(module, mapped):
+    for fun in _find_entangled(module, mapped):
         mapped.remove(fun)
         leave(fun.site, _ENTANGLED)
     while True:  # each function that is left may be the one that updates the state of another
@@ -116,7 +116,7 @@ _ENTANGLED = Left(
 )
 
 
-def _entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
+def _find_entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
     """Return the mapped functions that share a call with another, or are called inside of one."""
     owners = collections.Counter(call for fun in mapped for call in fun.calls)
     bodies = {functions.innermost(module, fun.site.fun) or fun.site.fun for fun in mapped}
@@ -139,7 +139,7 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
         """Return the values that a function maps over, of all its calls."""
         positions = [p for p in range(len(fun.axes)) if fun.is_mapped(p)]
         nodes = [fun.arguments(call)[p] for call in fun.calls for p in positions]
-        return [value for value in map(values.of, nodes) if value is not None]
+        return [value for value in map(values.find, nodes) if value is not None]
 
     losing = [fun for fun in mapped if layouts.loses_axis(fun)]
     shared = {id(value) for fun in losing for value in arguments(fun)}

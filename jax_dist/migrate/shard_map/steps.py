@@ -39,7 +39,7 @@ class Steps:
         """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`, or `jax.jit` with shardings."""
         at, options = mapped.site.node, self._donation(mapped)
         if mapped in self._plan.reductions:
-            fun, options = self._by_position(mapped, fun), [*self._shardings(mapped), *options]
+            fun, options = self._pass_by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
         body: Expression = self._shard_map(mapped, self._body_function(mapped, fun))
         if mapped.static:
@@ -99,7 +99,7 @@ class Steps:
         names, at = mapped.parameters, mapped.site.node
         slices, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
         if not (slices or any(results) or mapped.static):
-            return self._by_position(mapped, fun)
+            return self._pass_by_position(mapped, fun)
         tree_map = self._writer.name("jax.tree.map", at)
 
         def leaves(change: str, trees: Sequence[str]) -> tuple[str, Expression]:
@@ -128,7 +128,7 @@ class Steps:
             return Call(f"lambda {', '.join(mapped.dynamic)}: {name}", names)
         return name
 
-    def _by_position(self, mapped: Mapped, fun: str) -> str:
+    def _pass_by_position(self, mapped: Mapped, fun: str) -> str:
         """Return `fun`, or a lambda around it that takes keyword-only arguments by position."""
         if not mapped.named:
             return fun

@@ -110,7 +110,7 @@ class Values:
         """All values."""
         return list({id(value): value for value in self._of_key.values()}.values())
 
-    def of(self, node: ast.expr) -> Value | None:
+    def find(self, node: ast.expr) -> Value | None:
         """Return the value of a name or `self.field`; for `x.params` or `x["w"]` that of `x`.
 
         None if no call of a mapped function takes or returns it.
@@ -133,7 +133,7 @@ class Values:
 
     def targets(self, call: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield `(target, index)` for the targets of an expression; None: it gets all parts."""
-        value = self._with_kept(call)
+        value = self._outermost_kept(call)
         parent = self._module.parent(value)
         if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not value:
             return
@@ -148,7 +148,7 @@ class Values:
             else:
                 yield target, None
 
-    def _with_kept(self, node: ast.expr) -> ast.expr:
+    def _outermost_kept(self, node: ast.expr) -> ast.expr:
         """Return the outermost call, as `jnp.asarray`, that returns a value with the same axis."""
         while self.changes.find_unchanged(parent := self._module.parent(node)) is node:
             node = parent  # type: ignore[assignment] # only a call keeps its argument's axis
@@ -248,7 +248,7 @@ class Values:
 
     def _define_target(self, key: Hashable, target: Any) -> None:
         """Record what is assigned to a target, alone or as one of a tuple of targets."""
-        value, path = functions.unpacked(self._module, target) or (None, ())
+        value, path = functions.unpack_target(self._module, target) or (None, ())
         index: Any = path[0] if path else None
         self._define(key, target, value if len(path) < 2 else None, index)
 
@@ -388,7 +388,7 @@ class Values:
 
     def _join_names(self, key: Hashable, load: ast.expr) -> bool:
         """Join a key with the targets that a read is assigned to; False if there are none."""
-        outer, index = self._with_kept(load), None
+        outer, index = self._outermost_kept(load), None
         around = self._module.parent(outer)
         if isinstance(around, ast.Tuple):
             outer, index = around, around.elts.index(outer)

@@ -247,7 +247,7 @@ def _is_close(old: Leaf, new: Leaf, number: int) -> bool:
 
     Each call may start from the rounded results of the one before: the bound grows with the number.
     """
-    x, y = _as_floats(old, new)
+    x, y = _to_floats(old, new)
     if x is None or "float" not in old.dtype:
         return False
     bound = min(_ROUNDING * _GROWTH**number, 0.1) * max(float(abs(x).max()), 1e-3)
@@ -261,7 +261,7 @@ def _amount(old: Leaf, new: Leaf) -> str:
     """
     import numpy as np
 
-    x, y = _as_floats(old, new)
+    x, y = _to_floats(old, new)
     if x is None or (x == y).all():
         return ""
     text = f" by up to {np.max(np.abs(x - y)):.3g}"
@@ -270,7 +270,7 @@ def _amount(old: Leaf, new: Leaf) -> str:
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
 
 
-def _as_floats(old: Leaf, new: Leaf) -> Any:
+def _to_floats(old: Leaf, new: Leaf) -> Any:
     """Return the arrays of two leaves as floats of the new shape.
 
     They are None and None if an array was not kept, is not of numbers, or has another size.

@@ -52,18 +52,18 @@ def verify(
       still differs: if `Verification.has_differences`.
     """
     root = runs.root_of([file.path for file in files])
-    by_path = _by_path(files, root)
+    by_path = _map_paths(files, root)
     forms = _forms(by_path)
     with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as records:
         run = functools.partial(
             runs.run_recorded, command, root, devices=devices, timeout=timeout, progress=progress
         )
-        texts = {path: review.marked(file, path) for path, file in by_path.items() if file.touched}
+        texts = {path: review.mark(file, path) for path, file in by_path.items() if file.touched}
         before = run(texts, title="running the old program", kept=records)
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
             """Run the migrated program, and return the verdicts, with lines that did not run."""
-            changed = {path: file for path, file in _by_path(files, root).items() if file.changed}
+            changed = {path: file for path, file in _map_paths(files, root).items() if file.changed}
             has_jits = "jit" in _forms(changed).values()
             after = run(
                 {path: file.after for path, file in changed.items()},
@@ -73,7 +73,7 @@ def verify(
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            unreached = (review.unreached(*file, before.ran) for file in changed.items())
+            unreached = (review.find_unreached(*file, before.ran) for file in changed.items())
             return dataclasses.replace(result, review=[*itertools.chain(*unreached)])
 
         first = compare_with(files, "running the new program")
@@ -91,7 +91,7 @@ def verify(
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
 
 
-def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
+def _map_paths(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
     """Return the files by their paths within the project."""
     return {os.path.relpath(os.path.abspath(file.path), root): file for file in files}
 

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from . import replays
-from .records import Leaf, as_numpy, read_call
+from .records import Leaf, read_call, to_numpy
 
 _MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
 VENDORED = "_mapped"  # the name of the vendored module
@@ -240,7 +240,7 @@ def _describe(
             about["text"] = about["dtype"] if " at 0x" in text else text  # addresses change
             continue
         about["dtype"] = str(getattr(leaf, "dtype", type(leaf).__name__))
-        array, copies = as_numpy(leaf)
+        array, copies = to_numpy(leaf)
         if side == "in" and not array.dtype.hasobject:  # as jit takes it
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             about["dtype"] = str(array.dtype)

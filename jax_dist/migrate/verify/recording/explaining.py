@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 
-def with_report(mapped: Any, fun: Any, path: str) -> Any:
+def report_first_call(mapped: Any, fun: Any, path: str) -> Any:
     """Return a mapped function that appends a report to a file when it is first called.
 
     Args:

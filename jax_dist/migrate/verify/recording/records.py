@@ -54,7 +54,7 @@ def read_call(folder: Path, line: str) -> Call:
     return Call(*place, given, returned, event.get("raised", ""), event.get("replay"))
 
 
-def as_numpy(leaf: Any) -> tuple[Any, list[Any]]:
+def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
     """Return an array or number as a NumPy array, and its copies if it is a replicated jax.Array.
 
     Of an array over several processes it is the part of this one; of keys it is their data.

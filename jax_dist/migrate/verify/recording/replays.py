@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from .records import Call, Leaf, as_numpy
+from .records import Call, Leaf, to_numpy
 
 CALLS = 3  # how many calls of each place are replayed
 
@@ -49,7 +49,7 @@ def replay(
     leaves, tree = jax.tree.flatten(arguments)
     if len(leaves) != len(old.given):
         raise Difference("it takes other arguments than pmap did")
-    inputs = [_in_new_form(*pair) for pair in zip(old.given, leaves, strict=True)]
+    inputs = [_reshape_recorded(*pair) for pair in zip(old.given, leaves, strict=True)]
     meshes = [s.mesh for s in jax.tree.leaves(options["in_shardings"])]
     devices = [*meshes[0].devices.ravel()]
     run = functools.partial(_run, step, options, tree, devices)
@@ -66,7 +66,7 @@ def replay(
             raise Difference(text, "the step counts its devices")
 
 
-def _in_new_form(old: Leaf, leaf: Any) -> Any:
+def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
     """Return a recorded argument in the shape of `leaf`, the new one. May raise Difference."""
     import jax
     import numpy as np
@@ -129,23 +129,23 @@ def _run(
         epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
         results = []
         for number in range(perturbed + 1):
-            leaves = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
+            leaves = [_perturb(x, epsilon, number) for x in inputs] if number else inputs
             args, kwargs = jax.tree.unflatten(tree, leaves)
             placed = jax.device_put(args, shardings["in_shardings"])
-            results.append([_as_float64(leaf) for leaf in jax.tree.leaves(jitted(*placed))])
+            results.append([_to_float64(leaf) for leaf in jax.tree.leaves(jitted(*placed))])
     return epsilon, results
 
 
-def _as_float64(leaf: Any) -> Any:
+def _to_float64(leaf: Any) -> Any:
     """Return an array as a NumPy array, with floats of double precision; of keys their data."""
     import jax
     import numpy as np
 
-    array, _ = as_numpy(leaf)
+    array, _ = to_numpy(leaf)
     return array.astype(np.float64) if jax.numpy.issubdtype(array.dtype, np.floating) else array
 
 
-def _perturbed(x: Any, epsilon: float, seed: int) -> Any:
+def _perturb(x: Any, epsilon: float, seed: int) -> Any:
     """Return an array of which each element is larger or smaller by `epsilon` of itself."""
     import jax
     import numpy as np

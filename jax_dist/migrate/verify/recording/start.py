@@ -74,7 +74,7 @@ def _use_library(jax: Any, folder: str, reports: str) -> None:
             mapped = jax_dist.pmap(fun, *args, **kwargs)
         finally:
             jax.pmap = current
-        return explaining.with_report(mapped, fun, reports) if reports else mapped
+        return explaining.report_first_call(mapped, fun, reports) if reports else mapped
 
     pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
     jax.pmap = pmap
