@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 
 # A table for `bytes.translate`: blanks for all but letters, digits, underscores and non-ASCII.
 _BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
@@ -13,8 +14,7 @@ _FROM = re.compile(
 _AS = re.compile(rb"(\w+)(?:\s+as\s+(\w+))?")
 _IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
 _INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
-# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
-_LIBRARIES = (b"jax", b"pmap", b"flax")
+_LIBRARIES = (b"jax", b"pmap", b"flax")  # `pmap` for equinox.filter_pmap
 
 
 class Words:
@@ -64,4 +64,4 @@ class Words:
 
 
 # The words of a file; those of the last file are kept, for all rules ask for them.
-words_of = functools.lru_cache(maxsize=1)(Words)
+words_of: Callable[[bytes], Words] = functools.lru_cache(maxsize=1)(Words)

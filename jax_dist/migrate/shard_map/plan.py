@@ -18,9 +18,12 @@ class Plan:
     """What each mapped function of a file becomes, and the writer of the new text."""
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values, layouts: Layouts):
-        self.module, self.mapped, self.values, self.layouts = module, mapped, values, layouts
-        self.writer = Writer(module)
-        self.mapped_of = {call: fun for fun in mapped for call in fun.calls}
+        self.module: Module = module
+        self.mapped: Sequence[Mapped] = mapped
+        self.values: Values = values
+        self.layouts: Layouts = layouts
+        self.writer: Writer = Writer(module)
+        self.mapped_of: dict[ast.Call, Mapped] = {call: f for f in mapped for call in f.calls}
         # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
         self.reductions: dict[Mapped, list[tuple[ast.Call, ast.expr]]] = {}
         self.remarks: dict[Mapped, str] = {}  # why the others need shard_map
