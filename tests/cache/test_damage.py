@@ -3,17 +3,17 @@
 import pathlib
 import random
 import signal
-import zlib
 
 import pytest
 from cached_program import run
+from jax._src.compilation_cache import compress_executable, decompress_executable
 
 from jax_dist._cache.store import Store
 
 
 def _half_of_program(data: bytes) -> bytes:
-    program = zlib.decompress(data)
-    return zlib.compress(program[: len(program) // 2])
+    program = decompress_executable(data)
+    return compress_executable(program[: len(program) // 2])
 
 
 _DAMAGES = {  # by the function whose entry gets it
@@ -21,7 +21,7 @@ _DAMAGES = {  # by the function whose entry gets it
     "empty": lambda data: b"",
     "random_bytes": lambda data: random.Random(0).randbytes(len(data)),
     "half_of_program": _half_of_program,
-    "no_program": lambda data: zlib.compress(b"abcd"),
+    "no_program": lambda data: compress_executable(b"abcd"),
 }
 
 
