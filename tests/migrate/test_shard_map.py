@@ -140,6 +140,21 @@ def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     assert "return w - jax.grad(loss)(w, x)\n" in after
 
 
+@pytest.mark.parametrize(
+    ("line", "remains"),
+    [
+        ('x = jax.lax.pmean(x, "i")', ""),
+        ('w, x = jax.lax.pmean((w, x), "i")', ""),
+        ('loss = jax.lax.pmean(loss(), "i")', "    loss = loss()\n"),  # no other name for it
+    ],
+)
+def test_a_reduction_of_its_own_target_is_removed(line, remains):
+    text = _STEP.format(body=f"{line}\n    return w - x.mean(0)", more="", keys="")
+    after = golden.migrate(_HEAD + text, "jit").after.decode()
+
+    assert f"def step(w, x):\n{remains}    return w - x.mean(0)\n" in after
+
+
 def test_a_reduction_stays_where_a_step_of_shard_map_needs_it():
     text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
     second = '    g = jax.pmap(step, axis_name="i")\n    w = g(w, batch)\n'

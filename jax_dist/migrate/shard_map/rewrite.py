@@ -166,8 +166,8 @@ def _remove_reductions(plan: Plan) -> None:
     for call, of in gone.items():
         statement: Any = module.parent(call)
         is_assigned = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-        operand = module.text(of).strip("()")  # `a, b = pmean((a, b), axis)`
-        if is_assigned and module.text(statement.targets[0]).strip("()") == operand:
+        # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
+        if is_assigned and ast.unparse(statement.targets[0]) == ast.unparse(of):
             plan.writer.remove(statement)
         else:
             plan.writer.around(call, of)
