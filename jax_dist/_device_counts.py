@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 from jax_dist import _usage
 from jax_dist._pmap.axes import spread_in_axes
-from jax_dist._pmap.placement import is_key, with_data
+from jax_dist._pmap.placement import with_data
+from jax_dist._rewrite.constants import is_key
 from jax_dist.errors import ArgumentError
 
 _SEEDS = 6  # runs with perturbed inputs
@@ -142,7 +143,7 @@ class _Argument(NamedTuple):
     axis: int = 0
 
     @classmethod
-    def from_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+    def split_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
         """Return an argument whose `axis` has the rows of all devices; None: it is shared."""
         if axis is None or not hasattr(value, "shape"):
             return cls(path, value)
@@ -151,7 +152,7 @@ class _Argument(NamedTuple):
         return cls(path, value, "split", axis)
 
     @classmethod
-    def from_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+    def join_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
         """Return an argument of a function that pmap maps, whose `axis` is over devices."""
         if axis is None:
             return cls(path, value)
@@ -189,7 +190,7 @@ class _Program:
         name = getattr(fun, "__name__", type(fun).__name__)
         leaves, tree = jax.tree.flatten_with_path(args)
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        make_argument = _Argument.from_rows
+        make_argument = _Argument.split_rows
 
         def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
             options = {"mesh": mesh} if takes_mesh else {}
@@ -209,7 +210,7 @@ class _Program:
             leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
             if len(leaves) > len(step.axes):  # jax.pmap does not say which arguments are static
                 leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
-            make_argument = _Argument.from_slices
+            make_argument = _Argument.join_slices
         arguments = [
             make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)
             for (path, leaf), axis in zip(leaves, axes, strict=True)

@@ -177,7 +177,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     def call_mapped_function(*args: Any, **kwargs: Any) -> Any:
         return intercepted.fun(*args, **kwargs)
 
-    call = Call.from_intercepted(intercepted, mapped_types, call_mapped_function, name)
+    call = Call.bind_intercepted(intercepted, mapped_types, call_mapped_function, name)
     # JAX has one flag a leaf. An argument is donated if all its leaves are.
     leaf_flags = zip(call.owners, intercepted.donated, strict=True)
     kept = {owner for owner, is_donated in leaf_flags if not is_donated}

@@ -31,6 +31,7 @@ from jax_dist._pmap.dispatch import Dispatcher
 from jax_dist._pmap.options import Arrays, Options, check_axis_name
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.gathers import Gathers
+from jax_dist._rewrite.programs import CALL_SLOT
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -209,9 +210,6 @@ def _weak_function(fun: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: fun
 
 
-_CALL = ("__call__",)  # not in `__slots__` itself, where it would hide `__call__` from pyright
-
-
 class Mapped(Generic[_P, _R]):
     """A function that is mapped over devices.
 
@@ -225,7 +223,7 @@ class Mapped(Generic[_P, _R]):
     # the slot, and calls its value: on a cache hit a C++ callable, with no Python code in between.
     # A method would double the cost of a call.
     __slots__ = (
-        *_CALL,
+        *CALL_SLOT,
         "__dict__",
         "__name__",
         "__qualname__",

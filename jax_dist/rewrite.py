@@ -24,6 +24,7 @@ from jax_dist._rewrite.diagnostics import find_gradient_sums
 from jax_dist._rewrite.gathers import Gathers
 from jax_dist._rewrite.partition import Partitioning, Specs
 from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
+from jax_dist._rewrite.programs import CALL_SLOT
 from jax_dist._rewrite.report import Report, find_key_causes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_CALL = ("__call__",)  # apart from the other slots: type checkers are to see the method
 
 
 class Rewritten(Generic[_P, _R]):
@@ -40,7 +40,7 @@ class Rewritten(Generic[_P, _R]):
 
     # The call is in a slot, as that of `Mapped` is: C++ finds it there without Python.
     __slots__ = (
-        *_CALL,
+        *CALL_SLOT,
         "__dict__",
         "__name__",
         "__qualname__",

@@ -9,7 +9,6 @@ waits for a file, a connection or a timer, and not for another thread.
 import os
 import pathlib
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ _PERIOD = 0.25  # seconds between two looks at the main thread
 _IDLE = 0.01  # seconds of CPU time in a period, below which the process computes nothing
 _WAITING, _STUCK = 3, 5  # periods without progress: it tells the others, and it ends
 _MAIN = threading.main_thread()
+_STDLIB = os.path.dirname(threading.__file__)
 
 
 def watch(rank: int, ranks: int) -> None:
@@ -41,8 +41,10 @@ def _watch(rank: int, ranks: int) -> None:
         last_position, last_seconds = position, seconds
         position, seconds = _find_wait(), time.process_time()
         is_still = position is not None and position == last_position
+        was_waiting = still >= _WAITING
         still = still + 1 if is_still and seconds - last_seconds < _IDLE else 0
-        launch.note("waiting", rank, holds=still >= _WAITING)
+        if (still >= _WAITING) != was_waiting:
+            launch.note("waiting", rank, holds=not was_waiting)
         if still < _STUCK:
             continue
         finished = launch.find_ranks("finished")
@@ -61,7 +63,7 @@ def _find_wait() -> tuple[int, int] | None:
     except OSError:
         return None
     frame = sys._current_frames()[_MAIN.ident or 0]
-    waits_in_python = os.path.dirname(frame.f_code.co_filename) == sysconfig.get_path("stdlib")
+    waits_in_python = os.path.dirname(frame.f_code.co_filename) == _STDLIB
     is_native = reason.startswith("futex") and not waits_in_python
     return (id(frame), frame.f_lasti) if is_native else None
 

@@ -93,7 +93,7 @@ class Call:
         return cls(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
 
     @classmethod
-    def from_intercepted(
+    def bind_intercepted(
         cls, taken: _compat.InterceptedPmap, leaves: Sequence[Any], fun: Callable, name: str
     ) -> "Call":
         """Return the call of an intercepted `jax.pmap`, with `fun` in place of its function."""

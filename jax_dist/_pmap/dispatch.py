@@ -33,7 +33,7 @@ from jax_dist._pmap.meshes import InnerAxis, Layout
 from jax_dist._pmap.options import Options
 from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
 from jax_dist._rewrite import captures, interpreter, programs
-from jax_dist._rewrite.captures import NO_CAPTURES, Lifted, PlacedCaptures, Placements, Watch
+from jax_dist._rewrite.captures import Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
@@ -123,9 +123,7 @@ class Dispatcher:
         placed = self._place_captures(signature, context.layout)
         lowered = self._program(context, signature).lower(*placed.prepend(args), **kwargs)
         _compat.describe_arguments(lowered, types)
-        if placed is NO_CAPTURES:
-            return lowered
-        return _compat.pass_first_argument(lowered, placed.values)
+        return placed.hide(lowered)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._compat import Device
 from jax_dist._pmap import meshes
-from jax_dist._rewrite.constants import is_key as is_key
+from jax_dist._rewrite.constants import is_key
 from jax_dist._rewrite.programs import is_staged
 from jax_dist.errors import ArgumentError
 

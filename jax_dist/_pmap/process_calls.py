@@ -25,7 +25,8 @@ from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.meshes import Layout
 from jax_dist._pmap.options import Options
-from jax_dist._pmap.placement import is_key, with_data
+from jax_dist._pmap.placement import with_data
+from jax_dist._rewrite.constants import is_key
 from jax_dist._rewrite.interpreter import equations, named_axes, names_of, record_of
 from jax_dist.errors import MappedAxisError
 

@@ -257,6 +257,10 @@ class PlacedCaptures:
         """Return the arguments of the program, which takes the captured arrays first."""
         return args if self is NO_CAPTURES else (self.values, *args)
 
+    def hide(self, lowered: jax.stages.Lowered) -> jax.stages.Lowered:
+        """Return a lowered program of such arguments as one that passes the captured arrays."""
+        return lowered if self is NO_CAPTURES else _compat.pass_first_argument(lowered, self.values)
+
 
 NO_CAPTURES = PlacedCaptures(())  # of a program that takes none
 

@@ -35,8 +35,6 @@ from jax_dist._rewrite.interpreter import (
     Builder,
     Values,
     bodies,
-    equations,
-    holds,
     named_axes,
     open_jaxpr,
     record_of,
@@ -59,9 +57,9 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    if not any(map(_is_gather, equations(jaxpr))):
-        return PassPlan(None)
     walk, kept_before, changed = _Walk(exact=exact), -1, jaxpr
+    if not walk.mark(jaxpr):
+        return PassPlan(None)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
     while walk.count_kept() > kept_before:
@@ -135,8 +133,19 @@ class _Walk:
         self.sites: list[_Site] = []  # in program order, which is the same in each walk
         self._passed = 0  # how many sites the current walk has come to; the next one's index
         self._exact = exact
+        self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
+
+    def mark(self, jaxpr: Any) -> bool:
+        """Find the equations of the program that gather; return whether there are any."""
+        gathering = [
+            eqn
+            for eqn in open_jaxpr(jaxpr).eqns
+            if _is_gather(eqn) or any([self.mark(body) for body in bodies(eqn)])
+        ]
+        self._gathering.update(map(id, gathering))
+        return bool(gathering)
 
     def count_kept(self) -> int:
         return sum(bool(site.reason) for site in self.sites)
@@ -177,7 +186,7 @@ class _Walk:
         body.facts = functools.cache(lambda: self._invariance.facts(opened, inputs(), scope))
         for eqn in opened.eqns:
             values = body.read_all(eqn.invars)
-            has_gather = holds(eqn, _is_gather)
+            has_gather = id(eqn) in self._gathering
             has_deferred = any(isinstance(value, Deferred) for value in values)
             if not has_deferred and not has_gather:
                 body.copy(eqn, values)

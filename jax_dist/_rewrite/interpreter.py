@@ -306,7 +306,7 @@ def _drop_mesh(aval: Any) -> Any:
 Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
 
 
-def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True, is_program: bool = True) -> Any:
+def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True) -> Any:
     """Return a jaxpr, open or closed as it came, with some equations changed.
 
     `in_bodies` says whether equations in bodies are changed, too.

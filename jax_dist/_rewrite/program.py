@@ -118,9 +118,7 @@ class RewrittenProgram:
         call = self._find(args, kwargs)
         placed = self._place_captures(call)
         lowered = self._jit(placed, call.variant).lower(*placed.prepend(args), **kwargs)
-        if placed is NO_CAPTURES:
-            return lowered
-        return _compat.pass_first_argument(lowered, placed.values)
+        return placed.hide(lowered)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""

@@ -21,6 +21,11 @@ _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
 
 
+# The slot that `Fronts.serve` sets. It is not written in `__slots__` itself, where it would hide
+# the method `__call__` from type checkers.
+CALL_SLOT = ("__call__",)
+
+
 class Fronts:
     """The C++ fast paths of one function, one for each set of captured arrays.
 

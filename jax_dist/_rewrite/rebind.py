@@ -38,7 +38,7 @@ def evaluate(
     context = interpreter.context_here()
     bind = lambda eqn, values: bind_again(eqn, values, handler_of, context)
     outs = interpreter.run(jaxpr, args, lambda _: bind)
-    return untied_literals(interpreter.open_jaxpr(jaxpr).outvars, outs)
+    return untie_literals(interpreter.open_jaxpr(jaxpr).outvars, outs)
 
 
 def bind_again(
@@ -48,7 +48,7 @@ def bind_again(
 
     `context` is the one that JAX gives to new equations, if the caller has it already.
     """
-    values = untied_literals(eqn.invars, values)
+    values = untie_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
     again = functools.partial(evaluate, handler_of=handler_of)  # for the bodies
@@ -124,7 +124,7 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Value
     return call(*values)
 
 
-def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
+def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
     """Return the values, with literals as Python or NumPy values, whose types name no mesh."""
 
     def plain(literal: Literal) -> Any:

@@ -195,7 +195,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
             captures="allow",
             gathers="keep",
         )
-        call = Call.from_intercepted(pmap, leaves, pmap.fun, "jax.pmap")
+        call = Call.bind_intercepted(pmap, leaves, pmap.fun, "jax.pmap")
         layout = options.lay_out(call.size, whole=False)
         output, _ = emission.emit(options, call, layout, as_view=True)
         name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"

@@ -83,11 +83,8 @@ class Invariance:
         """
         match record_of(eqn).kind:
             case "branch" | "call" | "loop" as kind:
-                ins = (
-                    self._operands_in_all_iterations(eqn, list(ins), scope)
-                    if kind == "loop"
-                    else ins
-                )
+                if kind == "loop":
+                    ins = self._operands_in_all_iterations(eqn, list(ins), scope)
                 return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             case "region":
                 # Along a new axis, a block is the same if its spec shards nothing over it.

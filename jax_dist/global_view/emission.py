@@ -64,7 +64,7 @@ class Emitter:
     def gather(self, value: Any, spec: P | None = None) -> Any:
         """Return a uniform value for a region, gathered along the mapped axis."""
         if self.axes.model:
-            return self.constrain(value, None if spec is None else self.axes.gathered(spec))
+            return self.constrain(value, None if spec is None else self.axes.drop_mapped(spec))
         return self.constrain(value, P())
 
     def stack(self, value: Any) -> Any:
@@ -98,7 +98,7 @@ class Emitter:
             for var in body.invars
         ]
 
-        def on_device(*blocks: Any) -> Values:  # of a varying value, `[1, *s]`
+        def run_on_device(*blocks: Any) -> Values:  # of a varying value, `[1, *s]`
             pairs = zip(body.invars, blocks, strict=True)
             args = [x if facts.is_uniform(var) else lax.squeeze(x, [0]) for var, x in pairs]
             results = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
@@ -111,7 +111,7 @@ class Emitter:
             return P() if shard is None else P(*[None] * shard.dim, shard.spec[shard.dim])
 
         mapped = jax.shard_map(
-            on_device,
+            run_on_device,
             mesh=axes.mesh,
             in_specs=tuple(spec_of(var, region.shards) for var in body.invars),
             out_specs=[spec_of(var, region.scatters) for var in body.outvars],
@@ -281,7 +281,7 @@ class _RegionBody:
 
 
 def _read(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
-    return rebind.untied_literals(atoms, interpreter.read_all(atoms, env))
+    return rebind.untie_literals(atoms, interpreter.read_all(atoms, env))
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:

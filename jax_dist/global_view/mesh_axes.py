@@ -78,7 +78,7 @@ class MeshAxes:
         is_free = cut_along(wanted).isdisjoint(self.mapped)
         return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
 
-    def gathered(self, spec: P) -> P:
+    def drop_mapped(self, spec: P) -> P:
         """Return a spec without the axes of the mapped one: that of a value gathered over them."""
         parts = [tuple(n for n in names_of(part) if n not in self.mapped) for part in spec]
         return P(*[part or None for part in parts])
@@ -111,7 +111,7 @@ class MeshAxes:
     def _send(self, send: Callable[[Any], Any], value: Any, spec: P) -> Any:
         """Run a collective in each shard of the model axes, over which XLA would gather first."""
         if self.model:
-            at, axes = self.gathered(spec), set(self.model)
+            at, axes = self.drop_mapped(spec), set(self.model)
             send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=axes, check_vma=False)
         return send(value)
 

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._pmap.body import type_of
 from jax_dist._pmap.options import Options
-from jax_dist._pmap.placement import is_key, shard
-from jax_dist._rewrite.constants import put_copy
+from jax_dist._pmap.placement import shard
+from jax_dist._rewrite.constants import is_key, put_copy
 from jax_dist._rewrite.interpreter import names_of
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.mesh_axes import MeshAxes

@@ -21,22 +21,22 @@ def jit_of_pmap(module: Module) -> Findings:
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
-                yield _found(decorator, name, pmaps.remove_jit(module, decorator, site.node))
+                yield _make_finding(decorator, name, pmaps.remove_jit(module, decorator, site.node))
         for mapped in pmaps.held_by(module, site):  # `pmap(f)`, and the names for it
             transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
             if transformed is not None:  # `jit(pmap(f))`
                 name, outer = transformed
                 is_direct = mapped is site.node
-                yield _found(
+                yield _make_finding(
                     outer, name, pmaps.remove_jit(module, outer, mapped) if is_direct else ()
                 )
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
                 outer_name = traced.around(module, call)
                 if outer_name is not None:
-                    yield _found(call, outer_name)
+                    yield _make_finding(call, outer_name)
 
 
-def _found(node: ast.expr, name: str, edits: tuple[Edit, ...] = ()) -> Found:
+def _make_finding(node: ast.expr, name: str, edits: tuple[Edit, ...] = ()) -> Found:
     """Return the finding of a pmap inside the transformation `name`; `edits` leave out a jit."""
     fix = Fix("leave out jax.jit", Safety.UNSAFE, edits) if edits else None
     return Found(node, f"jax.pmap inside {name} reduces over the devices of one process only", fix)

@@ -255,13 +255,10 @@ class Values:
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
         """Record what callers pass for a parameter; unknown unless all of them are in the file."""
         function = self._module.parent(self._module.parent(parameter))
-        calls = None
+        calls, arguments = None, []
         if isinstance(function, ast.FunctionDef):
-            calls = callers(self._module, function)
-        arguments = [
-            argument_of(self._module, call, function, parameter)  # type: ignore[arg-type]
-            for call in calls or ()
-        ]
+            calls = callers(self._module, function) or []
+            arguments = [argument_of(self._module, call, function, parameter) for call in calls]
         if not calls or any(argument is None for argument in arguments):
             self._of_key[key].definitions.append(Definition("unknown", parameter))
         for argument in filter(None, arguments):

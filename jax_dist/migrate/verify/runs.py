@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
-from jax_dist.migrate.verify.recording.records import Call, read_call
+from jax_dist.migrate.verify.recording.records import Call, find_calls, read_call
 
 Progress: TypeAlias = Callable[[str], None]
 
@@ -130,10 +130,7 @@ def run_recorded(
             for name in ("stdout", "stderr")
         )
         calls = [
-            [
-                read_call(process, line)
-                for line in (process / "calls.jsonl").read_text().splitlines()
-            ]
+            [read_call(*call) for call in find_calls(process)]
             for process in sorted(records.iterdir())
         ]
         marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""

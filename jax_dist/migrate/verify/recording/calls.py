@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from . import replays
-from .records import Leaf, read_call, to_numpy
+from .records import Leaf, find_calls, read_call, to_numpy
 
 _MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
 VENDORED = "_mapped"  # the name of the vendored module
@@ -38,7 +38,7 @@ class Recorder:
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: Path | None = None  # the records of the old program's process like this
+        self._old: list[tuple[Path, str]] = []  # the calls of the old program's process like this
         self._calls_at: dict[tuple[str, int], int] = {}  # number of calls, by path and line
         self._file: Any = None
         self._process = 0  # the process that opened the file: a forked one opens its own
@@ -146,8 +146,7 @@ class Recorder:
         The text is "" if it does not differ, and the reason "" if the numbers do not show it.
         """
         self._open()
-        lines = (self._old / "calls.jsonl").read_text().splitlines() if self._old else []
-        old = read_call(self._old, lines[number]) if self._old and number < len(lines) else None
+        old = read_call(*self._old[number]) if number < len(self._old) else None
         if old is None or old.raised or not all(map(Leaf.is_kept, (*old.given, *old.returned))):
             return {"text": "pmap was not called at the same time", "reason": ""}
         try:
@@ -168,7 +167,7 @@ class Recorder:
         self._process, index = os.getpid(), jax.process_index()
         if self._replayed:
             rank, olds = len(_processes(self._folder, index)), _processes(self._replayed, index)
-            self._old = Path(self._replayed, olds[rank]) if rank < len(olds) else None
+            self._old = find_calls(Path(self._replayed, olds[rank])) if rank < len(olds) else []
         name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
         self._folder_of_process = os.path.join(self._folder, name)
         os.makedirs(self._folder_of_process)

@@ -26,8 +26,8 @@ def report_first_call(mapped: Any, fun: Any, path: str) -> Any:
         import jax_dist
 
         nonlocal is_reported
-        leaves = jax.tree.leaves((args, kwargs))
-        if not is_reported and not any(isinstance(x, jax.core.Tracer) for x in leaves):
+        is_tracer = lambda leaf: isinstance(leaf, jax.core.Tracer)
+        if not is_reported and not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):
             is_reported = True
             try:
                 report = str(jax_dist.explain(mapped, *args, **kwargs))

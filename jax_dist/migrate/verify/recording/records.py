@@ -36,6 +36,11 @@ class Call(NamedTuple):
     replay: Mapping[str, str] | None = None  # {"text": how a replay differs, or "", "reason": why}
 
 
+def find_calls(folder: Path) -> list[tuple[Path, str]]:
+    """Return the calls that the process of a folder recorded, in order, each for `read_call`."""
+    return [(folder, line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
 def read_call(folder: Path, line: str) -> Call:
     """Return the call that a line of `calls.jsonl` records, with the arrays that were kept."""
     import numpy as np  # only here: a migration without a run needs no NumPy
