@@ -36,3 +36,14 @@ def test_other_cookies_are_followed_to_the_byte(cookie: str):
     source = sources.read("a.py", data)
 
     assert source.written(source.code) == data
+
+
+def test_a_line_of_f_strings_that_the_parser_takes_minutes_for_is_a_finding():
+    line = 's = f"' + "{x}" * 40_000 + '"'
+
+    ((code, message),) = _found(f"{_TEXT}{line}\n".encode())
+
+    assert code == "JXD901"
+    assert message.endswith(
+        "f-strings in a line of 120,007 bytes, which takes minutes; split the line"
+    )

@@ -60,7 +60,7 @@ def _nearest(paths: Sequence[str]) -> Config:
     absolute = map(os.path.abspath, paths)
     folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in absolute]
     top = os.path.commonpath(folders) if folders else os.getcwd()
-    above = list(sources.folders_above(top))
+    above = sources.folders_above(top)
     for folder in above:
         path = os.path.join(folder, "pyproject.toml")
         config = _read(path) if os.path.isfile(path) else None

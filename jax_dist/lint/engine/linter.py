@@ -163,8 +163,7 @@ def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
 
 def _syntax_error(source: Source, error: ParseError) -> Finding:
     """Return the finding for a syntax error, at the line and column where Python stopped."""
-    line = min(max(error.line, 1), len(source.line_starts))
-    offset = source.line_starts[line - 1]
+    offset = source.line_starts[min(max(error.line, 1), len(source.line_starts)) - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
     finding = RULES[_codes.SYNTAX_ERROR].finding(source, message, (offset, offset))
     start = dataclasses.replace(finding.start, column=max(error.column, 1))

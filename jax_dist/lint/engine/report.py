@@ -99,8 +99,6 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
 def _visible(text: str) -> str:
     """Return a text with four blanks for each tab, and U+FFFD for unprintable characters."""
     text = text.replace("\t", "    ")
-    if text.isprintable():
-        return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 

@@ -12,8 +12,7 @@ from jax_dist.lint.rules._renames import Rename
 # jax with the new ones (0: any that a project may require), and the names; `a:b` is now called `b`.
 _MOVED = """
 jax jax.tree 0.6.0 0.4.25 tree_map:map tree_leaves:leaves tree_flatten:flatten
-jax jax.tree 0.6.0 0.4.25 tree_unflatten:unflatten tree_structure:structure
-jax jax.tree 0.6.0 0.4.25 tree_transpose:transpose
+jax jax.tree 0.6.0 0.4.25 tree_unflatten:unflatten tree_structure:structure tree_transpose:transpose
 jax jax.tree - 0.4.25 tree_reduce:reduce tree_all:all
 jax jax.tree 0.3.16 0.4.25 tree_multimap:map
 jax.tree_util jax.tree 0.3.16 0.4.25 tree_multimap:map
@@ -34,15 +33,15 @@ jax.core jax.extend.core 0.6.0 0.4.36 jaxpr_as_fun
 jax.core jax.extend.core.primitives 0.7.0 0.4.36 call_p closed_call_p
 jax.core jax.extend.core 0.10.0 0.10.0 TraceTag subjaxprs set_current_trace take_current_trace
 jax.core jax.extend.core 0.10.0 0.10.0 mapped_aval unmapped_aval
-jax.core jax.extend.core 0.11.0 0.10.0 DebugInfo DropVar Effects find_top_trace gensym
+jax.core jax.extend.core 0.11.0 0.10.0 DebugInfo DropVar Effects find_top_trace gensym no_effects
 jax.core jax.extend.core 0.11.0 0.10.0 get_opaque_trace_state jaxprs_in_params new_jaxpr_eqn
-jax.core jax.extend.core 0.11.0 0.10.0 no_effects unsafe_get_axis_names_DO_NOT_USE
+jax.core jax.extend.core 0.11.0 0.10.0 unsafe_get_axis_names_DO_NOT_USE
 jax.core jax.extend.core 0.11.0 0.10.0 unsafe_am_i_under_a_jit_DO_NOT_USE
 jax.experimental.pjit jax.extend.core.primitives 0.7.0 0.7.0 pjit_p:jit_p
 jax.abstract_arrays jax.core 0.4.17 0 ShapedArray
 jax.lib.xla_bridge jax.extend.backend 0.8.0 0.4.32 get_backend
-jax.lib.xla_bridge jax 0.8.0 0 device_count local_device_count devices local_devices
-jax.lib.xla_bridge jax 0.8.0 0 process_index process_count default_backend
+jax.lib.xla_bridge jax 0.8.0 0 device_count local_device_count devices local_devices process_index
+jax.lib.xla_bridge jax 0.8.0 0 process_count default_backend
 jax.lib.xla_bridge jax 0.8.0 0 host_id:process_index host_count:process_count
 jax.lib.xla_client jax 0.5.0 0.4.11 Device
 jax.lib.xla_extension jax 0.8.0 0.4.11 Device
@@ -77,6 +76,7 @@ jax.interpreters.pxla.xla_pmap_p 0.10.0 pmap is jit(shard_map)
 jax.extend.core.primitives.xla_pmap_p 0.10.0 pmap is jit(shard_map)
 """
 
+_INDEX = ("", "_update", "_add", "_mul", "_min", "_max")  # jax.ops.index_update
 _AT = "use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)"
 _CALLBACKS = "use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
 _MESH = "use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the place of mesh"
@@ -101,8 +101,7 @@ NAMES: tuple[Rename, ...] = (
     *(rename for row in _MOVED.strip().splitlines() for rename in _expand_row(row)),
     Rename("jax.api", "jax", "0.2.21"),
     *map(_without_successor, _WITHOUT_SUCCESSOR.strip().splitlines()),
-    *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in ("", "_update", "_add", "_mul")),
-    *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in ("_min", "_max")),
+    *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in _INDEX),
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
     Rename("jax.host_id", "jax.process_index", deprecated="0.2.13"),
     Rename("jax.host_count", "jax.process_count", deprecated="0.2.13"),
