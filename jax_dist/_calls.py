@@ -30,6 +30,16 @@ LIBRARIES = (
 )
 
 
+def check_ends_in_one_call(func: Callable[..., Any], guard: str) -> None:
+    """Raise TypeError for a generator or coroutine function, which `guard` cannot decorate."""
+    is_generator = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
+    if is_generator or inspect.iscoroutinefunction(func):
+        raise TypeError(
+            f"{guard} cannot guard {func.__qualname__}: a generator or coroutine pauses, and "
+            "other code runs in its thread. Decorate the function of one step."
+        )
+
+
 class ArgumentInfo(NamedTuple):
     """Properties of an argument that its program depends on, as text: no array is kept alive."""
 

@@ -6,6 +6,8 @@ import os
 import secrets
 import stat
 
+TEMPORARY_FILES = ".jax-dist-*.tmp"
+
 
 def write_atomically(
     path: str | os.PathLike[str], data: str | bytes, *, expected: bytes | None = None
@@ -23,7 +25,7 @@ def write_atomically(
     status = os.stat(real) if os.path.exists(real) else None
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", real)
-    temporary = os.path.join(directory, f".jax-dist-{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(directory, TEMPORARY_FILES.replace("*", secrets.token_hex(8)))
     try:  # before the mode of the file is checked: chmod does not help on a read-only file system
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(temporary, flags, 0o600 if status else 0o666)

@@ -121,7 +121,7 @@ def _disable() -> None:
 
 def _parse_size(text: int | str) -> int:
     """Return the bytes of `500`, `"500 MB"` or `"2GiB"`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", str(text).lower())
     size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if size == 0:
         raise ArgumentError(f"max_size={text!r} is not a size such as 500MB or 2GiB.")

@@ -30,6 +30,8 @@ NOTES = "JAX_DIST_LAUNCH"  # variable: the directory in which ranks leave notes 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL, and for the last lines of output
 _EXIT_CODES: dict[Reason, int] = {"timeout": 124, "interrupted": 130, "terminated": 143}
+# SIGHUP comes when a terminal closes; Windows has none.
+END_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 def note(event: Event, rank: int, *, holds: bool = True) -> None:
@@ -209,16 +211,16 @@ class _Job:
             self._stop("timeout", (0.0, signal.SIGTERM))
 
     def _pass_on(self, number: int) -> None:
-        """Handle a SIGINT or SIGTERM that the launcher got; a second one is more severe."""
+        """Handle a signal that the launcher got; a second one is more severe."""
         if number == signal.SIGINT and self.reason == "interrupted":  # the second Ctrl-C
             self._send(signal.SIGKILL)
         elif number == signal.SIGINT:  # the first Ctrl-C
             self._stop("interrupted", (0.0, signal.SIGINT), (self.grace, signal.SIGTERM))
-        elif self.was_terminated:  # the second SIGTERM
+        elif self.was_terminated:  # the second SIGTERM or SIGHUP
             self._stop("terminated", (0.0, signal.SIGTERM))
         else:  # the first SIGTERM: the ranks may take their time to save their state
             self.was_terminated = True
-            self._send(number)
+            self._send(signal.SIGTERM)
 
     def _stop(self, reason: Reason, *steps: tuple[float, int]) -> None:
         """Schedule signals to the ranks that run, as (seconds from now, signal), and SIGKILL."""
@@ -254,18 +256,16 @@ def run(
       write: called with each line of output, by several threads.
       cpu_devices: simulated CPU devices of each rank; None: `gpus` real ones.
       environment: what the ranks inherit; by default that of this process.
-      pass_on_signals: whether the ranks get SIGINT and SIGTERM, instead of this program.
+      pass_on_signals: whether SIGINT, SIGTERM and SIGHUP are for the ranks, not for this program.
 
     Raises:
       OSError: the command cannot be started.
     """
     inherited = os.environ if environment is None else environment
     port = _choose_port()
-    collected_signals = _collect_signals() if pass_on_signals else contextlib.nullcontext([])
-    with (
-        tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes,
-        collected_signals as signals,
-    ):
+    signals: list[int] = []
+    collecting = handle_signals(signals.append) if pass_on_signals else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes, collecting:
         started: list[_Rank] = []
         try:
             for number in range(ranks):
@@ -289,20 +289,17 @@ def run(
 
 
 @contextlib.contextmanager
-def _collect_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list; one that was ignored before stays ignored."""
-    received: list[int] = []
+def handle_signals(handler: Callable[[int], object]) -> Iterator[None]:
+    """Call `handler` with the signals that end a program; those that are ignored stay ignored."""
     previous = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
-        if handler not in (signal.SIG_IGN, None):  # None: not set from Python
-            previous[number] = handler
-            signal.signal(number, lambda number, _: received.append(number))
+    for number in END_SIGNALS:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not set from Python
+            previous[number] = signal.signal(number, lambda number, _: handler(number))
     try:
-        yield received
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
 
 
 def run_to_end(

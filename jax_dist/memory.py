@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from jax_dist._calls import user_line
+from jax_dist._calls import check_ends_in_one_call, user_line
 from jax_dist.errors import ArgumentError, MemoryGrowthError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -83,11 +83,13 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
         after = measure_memory()
         if before is None:  # a call of a function: compare with the end of the call before
             before = self._thread.last_end or after
-        if self._describe_growth(before, after):
-            gc.collect()  # it takes milliseconds, so not at each step
+        growth = self._describe_growth(before, after)
+        if growth:  # perhaps only garbage; to collect takes milliseconds, so not at each step
+            gc.collect()
             after = measure_memory()
+            growth = self._describe_growth(before, after)
         self._thread.last_end = after
-        if growth := self._describe_growth(before, after):
+        if growth:
             new_arrays = sorted((after.array_counts - before.array_counts).items())
             types = [f"{count} {type_}" for type_, count in new_arrays[:_SHOWN]]
             raise MemoryGrowthError(
@@ -98,6 +100,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __call__(self, func: _Function) -> _Function:
         """Return a function that calls `func` under this guard, with each call as one step."""
+        check_ends_in_one_call(func, "memory_guard")
         guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
         guard._is_decorator = True
         return super(memory_guard, guard).__call__(func)

@@ -7,7 +7,6 @@ steady state costs what it costs without a guard.
 
 import contextlib
 import functools
-import inspect
 import itertools
 import operator
 import re
@@ -15,12 +14,20 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from jax_dist._calls import ArgumentInfo, Call, call_on_stack, leaves_by_path, user_code, user_line
+from jax_dist._calls import (
+    ArgumentInfo,
+    Call,
+    call_on_stack,
+    check_ends_in_one_call,
+    leaves_by_path,
+    user_code,
+    user_line,
+)
 from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -31,7 +38,7 @@ _SHOWN = 8  # arguments in one message; programs of one function that are rememb
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
-_FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
+_FILTER: Any = ("error", re.compile(_UNUSABLE, re.IGNORECASE), UserWarning, None, 0)
 
 
 class _Block(NamedTuple):
@@ -110,10 +117,12 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
     def __enter__(self) -> "strict":
         block = _Block(self, contextlib.ExitStack(), warnings.filters)
         _thread.blocks.append(block)
-        if next(self._count) >= (self._warmup or 0):
+        count = next(self._count)
+        if count >= (self._warmup or 0):
             self._forbid(block.settings)
-        if self._donation:
-            # warnings.filterwarnings() at each step would show the user's other warnings again.
+        if self._donation and count == 0:  # JAX may have warned of the same types: forget that
+            warnings.filterwarnings("error", _UNUSABLE, UserWarning)
+        elif self._donation:  # at each step, the user's other warnings would be shown again
             block.filters.insert(0, _FILTER)
         return self
 
@@ -130,15 +139,14 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         block.settings.close()
         if self._donation and _FILTER in block.filters:
             block.filters.remove(_FILTER)
-        is_transfer = isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" in str(error)
-        is_unusable = isinstance(error, UserWarning) and _UNUSABLE in str(error)
         if isinstance(error, RecompileError | TransferError | DonationError):
             # JAX adds a note on how to see its hidden frames, which tell nothing about our errors.
             notes = getattr(error, "__notes__", [])
             notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
-        elif is_transfer and self._transfers:
-            raise _make_transfer_error(cast(Exception, error)) from error
-        elif is_unusable and self._donation:
+        elif self._transfers and isinstance(error, jax.errors.JaxRuntimeError):
+            if "Disallowed" in str(error):
+                raise _make_transfer_error(error) from error
+        elif self._donation and isinstance(error, UserWarning) and _UNUSABLE in str(error):
             raise _make_donation_error(str(error)) from error
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
@@ -164,12 +172,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
 
     def __call__(self, func: _Function) -> _Function:
         """Return a function that calls `func` under this guard, with each call as one step."""
-        is_generator = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
-        if is_generator or inspect.iscoroutinefunction(func):
-            raise TypeError(
-                f"strict cannot guard {func.__qualname__}: a generator or coroutine pauses, and "
-                "other code runs in its thread. Decorate the function of one step."
-            )
+        check_ends_in_one_call(func, "strict")
         warmup = 1 if self._warmup is None else self._warmup
         options: Any = {"transfers": self._transfers, "recompiles": self._recompiles}
         guard = strict(**options, donation=self._donation, warmup=warmup)
@@ -238,13 +241,11 @@ def _make_recompile_error(call: Call) -> RecompileError:
 def _explain_compilation(call: Call) -> tuple[list[str], str]:
     """Return how a compiled call differs from the most similar one before it, and the remedy."""
     same_source = _compiled_calls.get(call.source, ())
-    earlier_calls = [earlier for earlier in same_source if earlier.fun() is call.fun()]
-    if earlier_calls:
-        paths = call.arguments.keys()
-        same_paths = [earlier for earlier in earlier_calls if earlier.arguments.keys() == paths]
-        candidates = reversed(same_paths or earlier_calls)  # of equals, min() takes the latest
-        differences = [_compare_arguments(c.arguments, call.arguments) for c in candidates]
-        return min(differences, key=lambda difference: len(difference[0]))
+    earlier = [old for old in reversed(same_source) if old.fun() is call.fun()]  # latest first
+    if earlier:
+        alike = [old for old in earlier if old.arguments.keys() == call.arguments.keys()]
+        differences = [_compare_arguments(c.arguments, call.arguments) for c in alike or earlier]
+        return min(differences, key=lambda difference: len(difference[0]))  # the first of equals
     if same_source:
         text = f"a new function object is made at {call.source} each time"
         return [text], "Create it once before the loop"

@@ -20,6 +20,7 @@ import jax
 
 from jax_dist import _usage
 from jax_dist._compat import Device
+from jax_dist.errors import ArgumentError
 
 
 class TpuChip(NamedTuple):
@@ -34,10 +35,11 @@ class TpuChip(NamedTuple):
         """Return the grid of a slice named by its sizes or count of chips; None if none fits."""
         if self.dimensions == 2 and len(sizes) == 1:
             # A count of chips: a square grid, or one twice as wide as high (8 chips: 2x4).
-            rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
-            if sizes[0] % rows != 0:
+            (chips,) = sizes
+            rows = 2 ** ((chips.bit_length() - 1) // 2)
+            if chips % rows != 0:
                 return None
-            sizes = (rows, sizes[0] // rows)
+            sizes = (rows, chips // rows)
         elif self.dimensions == 3 and len(sizes) == 2:
             sizes = (*sizes, 1)
         is_slice = len(sizes) == self.dimensions and math.prod(sizes) <= self.largest
@@ -139,8 +141,8 @@ def topology(name: str) -> Topology:
         "h100:4" for one of 4, "h100:2x8" for two hosts of 8.
 
     Raises:
-      ValueError: there is no such chip, or no such slice of it; or JAX looked for GPUs before, and
-        put their compiler aside: start with JAX_PLATFORMS=cpu.
+      ArgumentError: there is no such chip, or no such slice of it; or JAX looked for GPUs before,
+        and put their compiler aside: start with JAX_PLATFORMS=cpu.
       ImportError: its compiler is not installed; the message has the command.
     """
     chip, _, shape = name.lower().replace("-", ":").partition(":")
@@ -148,7 +150,7 @@ def topology(name: str) -> Topology:
     if chip not in TPUS and chip not in GPUS:
         known = sorted((*TPUS, *GPUS))
         remedy = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
-        raise ValueError(f"{name!r} is not a known machine. {remedy}")
+        raise ArgumentError(f"{name!r} is not a known machine. {remedy}")
     if chip in GPUS and not shape:
         shape = "8"
     is_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
@@ -163,7 +165,7 @@ def topology(name: str) -> Topology:
         grid = sizes if len(sizes) == 2 else None  # hosts, GPUs on each
         remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
     if grid is None:
-        raise ValueError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
+        raise ArgumentError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
     return _load(chip, grid)
 
 
@@ -201,5 +203,5 @@ def _load(chip: str, grid: tuple[int, ...]) -> Topology:
             description = topologies.get_topology_desc(**options)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         line = str(error).splitlines()[0]
-        raise ValueError(f"The compiler rejects the machine {name!r}: {line}") from error
+        raise ArgumentError(f"The compiler rejects the machine {name!r}: {line}") from error
     return Topology(name, tuple(description.devices), round(memory))

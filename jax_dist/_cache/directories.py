@@ -64,8 +64,8 @@ def prepare(path: str) -> None:
         try:
             from etils import epath
 
-            epath.Path(path)
-        except (ImportError, KeyError) as error:
+            epath.Path(path).exists()
+        except Exception as error:  # whatever its file system raises, if there is one
             reason = f"needs etils[epath] and its file system ({error})"
             raise OSError(errno.EINVAL, reason, path) from error
         return

@@ -6,9 +6,10 @@ import os
 import pathlib
 import time
 
-from jax_dist._files import write_atomically
+from jax_dist._files import TEMPORARY_FILES, write_atomically
 
 _log = logging.getLogger("jax_dist.cache")
+_ABANDONED = 3600  # seconds, after which nobody writes a temporary file any more
 
 
 class Store:
@@ -66,6 +67,10 @@ class Store:
         """Remove the least recently used entries until the others take at most `room` bytes."""
         if room < 0:
             raise OSError(0, f"it is larger than max_size ({self._max_size} bytes)")
+        for path in self.path.glob(TEMPORARY_FILES):  # of processes that were killed
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    path.unlink()
         entries = []
         for path in self.path.glob("*-cache"):
             with contextlib.suppress(FileNotFoundError):  # another process evicts too

@@ -20,11 +20,9 @@ import numpy as np
 from jax_dist import _compat
 from jax_dist.errors import DisagreementError
 
+# Seconds to wait for the other processes before a new program runs; set by `initialize`. Long,
+# since processes load their first batch at different speeds.
 program_timeout: float = 300.0
-"""Seconds to wait for the other processes before a new program runs; set by `initialize`.
-
-Long, because processes load their first batch at different speeds.
-"""
 
 _KEYS = "jax_dist/agreement"
 _TIMED_OUT = "DEADLINE_EXCEEDED"  # status code in the text of JAX's error
@@ -75,7 +73,9 @@ def describe(leaf: Any, *, values: bool = False) -> str:
     """Return a short text for a leaf, such as `float32[2,4]` or `int 7`."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
-        text = _ADDRESS.sub("", repr(leaf))
+        # The order of a set differs between processes, as the hashes of strings do.
+        ordered = sorted(leaf, key=repr) if isinstance(leaf, set | frozenset) else leaf
+        text = _ADDRESS.sub("", repr(ordered))
         if len(text) > _LONGEST_REPR:
             text = f"{text[:_LONGEST_REPR]}... {_digest(text.encode())}"
         return text if leaf is None else f"{type(leaf).__name__} {text}"
@@ -144,19 +144,16 @@ def agree_on(
     joined = _compat.find_joined_process()
     if joined is None:
         if _compat.backend_started() and jax.process_count() > 1:
-            raise RuntimeError(
-                f"{name} needs the processes to be joined: call multihost.initialize first."
-            )
+            raise RuntimeError(f"{name} needs joined processes: call multihost.initialize first.")
         return
     group = tuple(range(joined.processes) if ranks is None else sorted(ranks))
     if len(group) == 1 or joined.rank not in group:
         return
     with _lock:
         _counts[group] += 1
-        prefix = "all" if len(group) == joined.processes else "-".join(map(str, group))
-        comparison = Comparison(
-            joined.client, joined.rank, group, f"{_KEYS}/{prefix}", _counts[group]
-        )
+        members = "all" if len(group) == joined.processes else "-".join(map(str, group))
+        prefix, number = f"{_KEYS}/{members}", _counts[group]
+        comparison = Comparison(joined.client, joined.rank, group, prefix, number)
         comparison.compare(name, fingerprint, timeout)
 
 

@@ -7,6 +7,7 @@ gone is noticed by gloo, NCCL or JAX's heartbeats, and the others end.
 import atexit
 import contextlib
 import os
+import re
 import sys
 import threading
 import types
@@ -24,7 +25,6 @@ _SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
 )
-_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
@@ -44,18 +44,19 @@ def find_place(environment: Mapping[str, str]) -> Place:
     SLURM, Open MPI (without that address), Kubernetes and TPU, so they are left to it.
     """
     address = environment.get("JAX_COORDINATOR_ADDRESS")
+    has = lambda *names: all(environment.get(name) for name in names)
     read = lambda name: _parse_number(name, environment[name])
-    if address:
-        for size, rank in _SIZE_AND_RANK:
-            if environment.get(size) and environment.get(rank):
-                return Place(address, read(size), read(rank))
-    if all(environment.get(name) for name in _TORCHRUN):
+    for size, rank in _SIZE_AND_RANK if address else _SIZE_AND_RANK[:1]:
+        if has(size, rank):
+            return Place(address, read(size), read(rank))
+    if not has("WORLD_SIZE", "RANK"):
+        return Place(address, None, None)
+    if not address and has("MASTER_ADDR", "MASTER_PORT"):
         port = read("MASTER_PORT")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port += 1 if port < 65535 else -1  # torchrun's own store listens at MASTER_PORT
-        address = address or f"{environment['MASTER_ADDR']}:{port}"
-        return Place(address, read("WORLD_SIZE"), read("RANK"))
-    return Place(address, None, None)
+        address = f"{environment['MASTER_ADDR']}:{port}"
+    return Place(address, read("WORLD_SIZE"), read("RANK"))
 
 
 def _parse_number(name: str, text: str) -> int:
@@ -164,9 +165,11 @@ def _complete(
             *place, devices, max(1, round(timeout))
         )
         place = Place(address, processes, rank)
+    address = place.coordinator_address
+    if address is not None and not re.search(r":\d+$", address):
+        raise ArgumentError(f"coordinator_address={address!r} has no port, as in 10.0.0.1:1234.")
     missing = [name for name, value in place._asdict().items() if value is None]
-    is_partial = 0 < len(missing) < len(place)
-    if is_partial and place.num_processes != 1:
+    if 0 < len(missing) < len(place) and place.num_processes != 1:
         raise ArgumentError(
             f"initialize cannot tell {' and '.join(missing)} of this process. Pass all of "
             f"{', '.join(Place._fields)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
@@ -230,18 +233,16 @@ def _install_hooks(rank: int, ranks: int) -> None:
 
 def _leave(rank: int) -> None:
     """Note that the program is finished; end this process at once if it called `sys.exit(1)`."""
+    call = _last_exit
     # An uncaught SystemExit leaves the main program at the instruction that called `sys.exit`. Had
     # the program caught it, it would have ended at a later instruction.
-    if (
-        _last_exit is not None
-        and _last_exit.main_frame.f_lasti == _last_exit.position
-        and _last_exit.status not in (None, 0)
-    ):
-        launch.note("failed", rank)
-        status = _last_exit.status
-        code = status if isinstance(status, int) else 1
-        _end(f"rank {rank} ends after sys.exit({status!r})", code & 0xFF)
-    launch.note("finished", rank)
+    is_uncaught = call is not None and call.main_frame.f_lasti == call.position
+    if call is None or not is_uncaught or call.status in (None, 0):
+        launch.note("finished", rank)
+        return
+    launch.note("failed", rank)
+    code = call.status if isinstance(call.status, int) else 1
+    _end(f"rank {rank} ends after sys.exit({call.status!r})", code & 0xFF)
 
 
 def _end(text: str, code: int) -> NoReturn:

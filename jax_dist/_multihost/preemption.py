@@ -23,8 +23,8 @@ class _Notice:
         if self._previous_handler is None:
             if threading.current_thread() is not threading.main_thread():
                 raise RuntimeError(
-                    "The first call of preempted must be made by the main thread, which alone may "
-                    "install a signal handler: call preempted(0) there before this thread starts."
+                    "The first call of preempted installs a signal handler, which only the main "
+                    "thread may: call preempted(0) there, before this thread starts."
                 )
             # None is a handler that was set in C, which Python can neither call nor restore.
             previous = signal.signal(signal.SIGTERM, self._handle)

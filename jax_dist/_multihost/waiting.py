@@ -2,8 +2,9 @@
 
 A rank that comes to its end waits for the others there, and they may wait for it in a collective.
 JAX lets them wait for `shutdown_timeout`, since a rank may also be saving its state meanwhile. What
-tells them apart, on Linux and with CPU devices: a rank that saves uses the CPU, or its main thread
-waits for a file, a connection or a timer, and not for another thread.
+tells them apart, on Linux and with CPU devices: a rank that saves uses the CPU, has a thread that
+does, or its main thread waits for a file, a connection or a timer. Ranks wait in vain if one has
+finished, and each of the others has waited for a second without using the CPU.
 """
 
 import os
@@ -22,48 +23,48 @@ _IDLE = 0.01  # seconds of CPU time in a period, below which the process compute
 _WAITING, _STUCK = 3, 5  # periods without progress: it tells the others, and it ends
 _MAIN = threading.main_thread()
 _STDLIB = os.path.dirname(threading.__file__)
+_PYTHON_LOCKS = (_STDLIB, os.path.join(_STDLIB, "multiprocessing"))
+_OURS = (_MAIN.name, "jax_dist waiting", "jax_dist watchdog")
 
 
 def watch(rank: int, ranks: int) -> None:
-    """Start a thread that ends this rank, of a job of CPU devices, when it waits in vain.
-
-    That is when a rank has finished, and each of the others has waited for a second without using
-    the CPU.
-    """
+    """Start a thread that ends this rank, of a job of CPU devices, when it waits in vain."""
     if os.environ.get(launch.NOTES) and jax.config.values["jax_platforms"] == "cpu":
-        threading.Thread(target=_watch, args=(rank, ranks), daemon=True).start()
+        threading.Thread(None, _watch, _OURS[1], (rank, ranks), daemon=True).start()
 
 
 def _watch(rank: int, ranks: int) -> None:
-    position, seconds, still = None, 0.0, 0  # `still` counts periods without progress
+    position, cpu_seconds, idle_periods = None, 0.0, 0
     while True:
         time.sleep(_PERIOD)
-        last_position, last_seconds = position, seconds
-        position, seconds = _find_wait(), time.process_time()
-        is_still = position is not None and position == last_position
-        was_waiting = still >= _WAITING
-        still = still + 1 if is_still and seconds - last_seconds < _IDLE else 0
-        if (still >= _WAITING) != was_waiting:
-            launch.note("waiting", rank, holds=not was_waiting)
-        if still < _STUCK:
-            continue
-        finished = launch.find_ranks("finished")
-        is_stuck = len({*finished, *launch.find_ranks("waiting")}) == ranks
-        if finished and is_stuck and rank not in finished:
-            _end(rank, finished)
+        last_position, last_seconds, was_waiting = position, cpu_seconds, idle_periods >= _WAITING
+        position, cpu_seconds = _find_wait(), time.process_time()
+        has_not_moved = position is not None and position == last_position
+        is_idle = has_not_moved and cpu_seconds - last_seconds < _IDLE
+        idle_periods = idle_periods + 1 if is_idle else 0
+        is_waiting = idle_periods >= _WAITING
+        if is_waiting != was_waiting:
+            launch.note("waiting", rank, holds=is_waiting)
+        if idle_periods >= _STUCK:
+            finished = launch.find_ranks("finished")
+            all_wait = len({*finished, *launch.find_ranks("waiting")}) == ranks
+            if finished and all_wait and rank not in finished:
+                _end(rank, finished)
 
 
 def _find_wait() -> tuple[int, int] | None:
     """Return the call and instruction at which the main thread waits for a native thread.
 
-    None if it does not, or waits for a thread or a lock of Python, or if that is not known.
+    None if it does not, if it may wait for a thread or process of Python, or if that is not known.
     """
+    if any(thread.name not in _OURS for thread in threading.enumerate()):
+        return None  # it may wait for that thread, which may wait for a file or a connection
     try:
         reason = pathlib.Path(f"/proc/self/task/{_MAIN.native_id}/wchan").read_text()
     except OSError:
         return None
     frame = sys._current_frames()[_MAIN.ident or 0]
-    waits_in_python = os.path.dirname(frame.f_code.co_filename) == _STDLIB
+    waits_in_python = os.path.dirname(frame.f_code.co_filename) in _PYTHON_LOCKS
     is_native = reason.startswith("futex") and not waits_in_python
     return (id(frame), frame.f_lasti) if is_native else None
 

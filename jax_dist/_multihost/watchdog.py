@@ -33,8 +33,8 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
       seconds: how long a step may take; the first one compiles.
 
     Raises:
-      ArgumentError: `seconds` is not positive.
-      RuntimeError: on entry, if another watchdog is active.
+      ArgumentError: `seconds` is not positive and finite.
+      RuntimeError: on entry, if another watchdog is active; by `steps`, outside of the block.
 
     >>> with watchdog(60) as dog:
     ...     for batch in dog.steps([1.0, 2.0]):
@@ -44,11 +44,12 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
     _is_free = threading.Lock()
 
     def __init__(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise ArgumentError(f"watchdog(seconds={seconds}): seconds must be positive.")
+        if not 0 < seconds < threading.TIMEOUT_MAX:
+            raise ArgumentError(f"watchdog(seconds={seconds}): it must be positive and finite.")
         self._seconds = seconds
         self._deadline = 0.0
         self._stopped = threading.Event()
+        self._stopped.set()
 
     def __enter__(self) -> "watchdog":
         if not watchdog._is_free.acquire(blocking=False):
@@ -71,6 +72,8 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yield the items, such as batches or step numbers, and start a new period with each."""
+        if self._stopped.is_set():
+            raise RuntimeError("steps() needs its block: `with watchdog(60) as dog:`.")
         for item in items:
             self.step()
             yield item

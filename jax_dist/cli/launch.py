@@ -20,8 +20,8 @@ exit codes: 0 all ranks ended with 0; else the code of the rank that failed firs
             number of the signal that ended it; 2 the command was invalid, 124 the time limit was
             reached, 130 Ctrl-C
 
-signals:    SIGTERM and Ctrl-C are passed on. Ranks that run JAX's preemption service, as they do
-            by default, keep running after SIGTERM to save their state; a second one ends them.
+signals:    SIGTERM and Ctrl-C are passed on, and SIGHUP as SIGTERM. Ranks that run JAX's preemption
+            service, as by default, run on after SIGTERM to save their state; a second ends them.
 
 examples:
   jax-dist launch -n 2 --cpu-devices 4 -- python train.py    8 simulated devices

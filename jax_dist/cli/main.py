@@ -4,6 +4,7 @@ import argparse
 import errno
 import gc
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -83,6 +84,9 @@ def main(
 def run_as_program() -> int:
     """Run `main` as the whole process: for the script `jax-dist`, and `python -m jax_dist`."""
     gc.set_threshold(100_000, 20, 20)  # syntax trees are many objects, and few are garbage
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # so that temporary files are removed
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     return main()
 
 
@@ -109,7 +113,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, *args: Any, **options: Any) -> Any:
         namespace, unknown = super().parse_known_args(*args, **options)
         if unknown:  # reported here, not by the parser above, so that this one's usage is shown
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            is_program = self.prog.split()[-1] in _WITH_PROGRAM and unknown[0][:1] != "-"
+            remedy = ". Put -- before the program" if is_program else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:

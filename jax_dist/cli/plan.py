@@ -87,8 +87,7 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
     """Return the plan of the program behind `--`; raise MisuseError if it fails or has no step."""
     if not options.on or not options.program:
         missing = "a program" if options.on else "a machine"
-        example = "jax-dist plan --on v5e:4x4 -- python train.py"
-        raise MisuseError(f"give {missing}, as in: {example}")
+        raise MisuseError(f"give {missing}, as in: jax-dist plan --on v5e:4x4 -- python train.py")
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the target machines are not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
@@ -98,27 +97,24 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
 
     command, program = " ".join(options.program), _load_program(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
-    try:
-        check_strategies(strategies or ())  # before the program runs
-    except ArgumentError as error:
+    try:  # before the program runs
+        check_strategies(strategies or ())
+        machines = machines_of(options.on)
+    except (ArgumentError, ImportError) as error:
         raise MisuseError(str(error)) from error
+    count = options.devices or len(machines[0].devices)
+    if count > _MAX_SIMULATED_DEVICES:
+        raise MisuseError(
+            f"the program would run here on {count} simulated devices, each with its copy of the "
+            "state: give --devices 8, and a batch that leaves each device as much"
+        )
+    testing.simulated_devices(count)
+    progress(f"runs {command}, up to its step")
+    how = {"state": options.state, "strategies": strategies, "quick": options.quick}
     # The program's own output does not belong to the results, which may be JSON.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            machines = machines_of(options.on)
-            count = options.devices or len(machines[0].devices)
-            if count > _MAX_SIMULATED_DEVICES:
-                raise MisuseError(
-                    f"the program would run here on {count} simulated devices, each with its copy "
-                    "of the state: give --devices 8, and a batch that leaves each device as much"
-                )
-            testing.simulated_devices(count)
-            progress(f"runs {command}, up to its step")
-            step = find_step(program, options.step)
-            how = {"state": options.state, "strategies": strategies, "quick": options.quick}
-            return plan(step, on=machines, progress=progress, **how)
-        except MisuseError:
-            raise
+            return plan(find_step(program, options.step), on=machines, progress=progress, **how)
         except Exception as error:
             if not isinstance(error, ArgumentError):  # most likely raised by the user's program
                 traceback.print_exc()

@@ -81,9 +81,8 @@ def wants_color(when: str, stream: TextIO) -> bool:
         return when == "always"
     if os.environ.get("NO_COLOR"):
         return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return is_terminal or bool(os.environ.get("FORCE_COLOR"))
 
 
 def silence(stream: TextIO) -> None:

@@ -1,6 +1,7 @@
 """Runs of unedited programs in which `jax_dist.pmap` replaces `jax.pmap`."""
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -29,10 +30,12 @@ def run(command: Sequence[str], explain: str = "") -> int:
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path}
         try:
-            code = subprocess.run(command, env=environment, check=False).returncode
+            process = subprocess.Popen(command, env=environment)
         except OSError as error:
             raise MisuseError(f"{command[0]} cannot be started: {error.strerror}") from error
-        return launch.shell_code(code)
+        # Of a Ctrl-C the terminal tells the program itself.
+        with launch.handle_signals(lambda n: n != signal.SIGINT and process.send_signal(n)):
+            return launch.shell_code(process.wait())
 
 
 def explain(command: Sequence[str]) -> tuple[int, list[str]]:

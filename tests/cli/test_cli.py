@@ -3,11 +3,14 @@
 import argparse
 import io
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 import jax_dist
@@ -53,6 +56,30 @@ def test_each_command_has_help_with_an_example(capsys):
         assert caught.value.code == 0
         assert text.startswith(f"usage: {parser.prog}")
         assert re.search(r"^examples?:", text, re.MULTILINE), parser.prog
+
+
+@pytest.mark.parametrize(("command", "code"), [("run", 7), ("explain", 7), ("cache verify", 143)])
+def test_a_signal_leaves_no_program_and_no_file(command, code, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    script = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "pathlib.Path('new').write_text(str(os.getpid()))\n"
+        "os.rename('new', 'pid')\n"
+        "time.sleep(100)\n"
+    )
+    words = [sys.executable, "-m", "jax_dist", *command.split(), "--", sys.executable, "-c", script]
+    folder = str(pathlib.Path(jax_dist.__file__).parents[1])
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": folder}
+    started = subprocess.Popen(words, cwd=tmp_path, env=environment)
+    while started.poll() is None and not (tmp_path / "pid").exists():
+        time.sleep(0.05)
+
+    started.terminate()
+
+    assert started.wait(30) == code
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_the_package_runs_as_a_program():
@@ -110,6 +137,7 @@ def test_an_internal_error_has_a_traceback_and_never_the_code_of_a_finding(monke
         ("cache verify --timeot 3 -- true", "Did you mean --timeout?"),
         ("lint --zzzzzz a.py", "`jax-dist lint --help` lists the options."),
         ("doctor now", "unrecognized arguments: now"),
+        ("run python a.py", "unrecognized arguments: python a.py. Put -- before the program"),
     ],
 )
 def test_a_misspelt_word_names_the_nearest(capsys, line, suggestion):

@@ -194,6 +194,7 @@ _TRAP = "trap 'echo {0}; exit 0' {0}; echo up; sleep 1000 & wait"
 _SIGNALS: dict[str, tuple[str, Sequence[int], int, str]] = {  # script, signals, code, output
     "Ctrl-C": (_TRAP.format("INT"), [signal.SIGINT], 130, "INT"),
     "SIGTERM": (_TRAP.format("TERM"), [signal.SIGTERM], 0, "TERM"),
+    "a closed terminal": (_TRAP.format("TERM"), [signal.SIGHUP], 0, "TERM"),
     "SIGTERM without a handler": ("echo up; exec sleep 1000", [signal.SIGTERM], 143, "code 143"),
     "two SIGTERM": (
         "trap 'echo TERM' TERM; echo up; while true; do sleep 0.1; done",

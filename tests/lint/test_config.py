@@ -114,6 +114,8 @@ def test_rules_that_are_left_on(choices, on):
 def test_a_selector_that_names_no_rule():
     with pytest.raises(MisuseError, match="^no rule is called 'JXD109'. Did you mean JXD10"):
         config.select_rules([Choice(select=("JXD109",))], _RULES)
+    with pytest.raises(MisuseError, match="^select names no rule"):  # an empty variable of CI
+        config.select_rules([Choice(select=())], _RULES)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ writes the process id of each rank.
 
 import contextlib
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -41,9 +43,13 @@ def fail(way: str, step: Callable[[], None]) -> None:
             sys.exit(0)
         case "hangs":
             time.sleep(1000)
-        case "works alone":  # at the end, when the others have finished
-            if jax.process_index() == 1:
-                time.sleep(4.0)
+        case "works alone" | "waits for its thread":  # at the end, when the others have finished
+            uploaded = queue.SimpleQueue()
+            if way == "works alone":
+                time.sleep(4.0 * (jax.process_index() == 1))
+            elif jax.process_index() == 1:
+                threading.Timer(4.0, uploaded.put, [True]).start()
+                uploaded.get()
             sys.exit(0)
         case "cleans up":  # a collective which the others, who sleep, never enter
             with last_checkpoint(step):
@@ -59,7 +65,7 @@ def main(way: str) -> None:
     sys.stdout.flush()
     with multihost.watchdog(4.0 if way in ("hangs", "cleans up") else 1000.0) as dog:
         for number in dog.steps(range(3)):
-            if number == 1 and (jax.process_index() == 1 or way == "works alone"):
+            if number == 1 and (jax.process_index() == 1 or way.startswith("w")):
                 fail(way, step)
             elif number == 1 and way == "cleans up":
                 time.sleep(1000)

@@ -17,6 +17,18 @@ from jax_dist.multihost import agree
 _SOON = 0.2  # seconds for those that wait in vain
 
 
+class _Tags(frozenset):
+    """A set in an order of its own, as in processes with other hash seeds."""
+
+    def __new__(cls, tags: str) -> "_Tags":
+        new = super().__new__(cls, tags)
+        new.order = tags
+        return new
+
+    def __iter__(self):
+        return iter(self.order)
+
+
 class FakeService:
     """The part of JAX's coordination service that is used: a store, and barriers."""
 
@@ -109,6 +121,7 @@ _EQUAL: dict[str, tuple[Any, Any, bool]] = {
     "NaN": (np.float32("nan"), np.float32("nan"), True),
     "NumPy and jax arrays": (np.ones(2, np.float32), jnp.ones(2), False),
     "functions at other addresses": (lambda: 1, lambda: 1, False),
+    "sets": (_Tags("ab"), _Tags("ba"), False),
     "nothing": (None, None, False),
 }
 

@@ -101,10 +101,11 @@ def test_launch_ends_all_and_names_the_first(way):
     _assert_gone("".join(texts))
 
 
-def test_launch_waits_for_a_rank_that_works_alone():
+@pytest.mark.parametrize("way", ["works alone", "waits for its thread"])
+def test_launch_waits_for_a_rank_that_goes_on(way):
     lines: list[tuple[int, str, str]] = []
     outcome = launch.run(
-        [sys.executable, str(_FOLDER / "failing_program.py"), "works alone"],
+        [sys.executable, str(_FOLDER / "failing_program.py"), way],
         3,
         lambda *line: lines.append(line),
         cpu_devices=1,
@@ -193,11 +194,19 @@ print("done")
     assert ('File "<string>", line 4 in <module>' in done.stderr) is ends
 
 
-def test_seconds_of_a_watchdog_are_positive():
+@pytest.mark.parametrize("seconds", [0.0, float("inf"), float("nan")])
+def test_seconds_of_a_watchdog_are_positive_and_finite(seconds):
     from jax_dist import multihost
 
-    with pytest.raises(ValueError, match="seconds must be positive"):
-        multihost.watchdog(0.0)
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        multihost.watchdog(seconds)
+
+
+def test_steps_of_a_watchdog_need_its_block():
+    from jax_dist import multihost
+
+    with pytest.raises(RuntimeError, match="needs its block: `with watchdog"):
+        next(multihost.watchdog(60.0).steps([1]))
 
 
 def test_a_process_has_one_watchdog():

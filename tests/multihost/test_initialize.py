@@ -24,7 +24,7 @@ _PLACES: dict[str, tuple[dict[str, str], Place]] = {
     "torchrun": (_TORCHRUN, Place("b:9", 3, 1)),
     "torchrun whose store has the port": ({**_TORCHRUN, **_STORE}, Place("b:10", 3, 1)),
     "the last port": ({**_TORCHRUN, **_STORE, "MASTER_PORT": "65535"}, Place("b:65534", 3, 1)),
-    "half of torchrun": ({"RANK": "1", "WORLD_SIZE": "3"}, Place(None, None, None)),
+    "half of torchrun": ({"RANK": "1", "WORLD_SIZE": "3"}, Place(None, 3, 1)),
     "address and torchrun": ({**_TORCHRUN, **_ADDRESS}, Place("a:1", 3, 1)),
     "Open MPI with an address": (
         {**_ADDRESS, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
@@ -124,6 +124,16 @@ def test_a_place_known_in_part_is_an_error(calls):
         multihost.initialize("a:1", process_id=0)
 
 
+def test_a_job_without_the_address_of_rank_0_is_an_error(calls, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+
+    with pytest.raises(ValueError, match="cannot tell coordinator_address of this process"):
+        multihost.initialize()
+    with pytest.raises(ValueError, match="coordinator_address='10.0.0.1' has no port"):
+        multihost.initialize("10.0.0.1")
+
+
 def test_a_second_call_may_repeat_the_first_one(calls, monkeypatch):
     joined = _compat.JoinedProcess(1, 4, "a:1", None)
     monkeypatch.setattr(_compat, "find_joined_process", lambda: joined)
@@ -172,4 +182,4 @@ def test_the_first_call_in_another_thread_is_an_error():
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert errors[0].startswith("The first call of preempted must be made by the main thread")
+    assert "which only the main thread may: call preempted(0) there" in errors[0]

@@ -154,6 +154,8 @@ def select_rules(choices: Sequence[Choice], rules: Collection[Rule]) -> frozense
     """
     on = {rule.code for rule in rules if rule.default}
     for choice in choices:
+        if choice.select == ():
+            raise MisuseError('select names no rule; select = ["ALL"] has all, ignore drops some')
         if choice.select is not None:
             on = {_codes.SYNTAX_ERROR}  # else a file that was not checked would look clean
         selectors = (*(choice.select or ()), *choice.extend_select)
