@@ -275,7 +275,7 @@ def _compare_arguments(
     return [text], "Set it once, before the first call"
 
 
-def _make_transfer_error(error: Exception) -> TransferError:
+def _make_transfer_error(error: Any) -> TransferError:
     """Return the error for a transfer, with the variables in the user's line that may move."""
     direction = re.search(r"Disallowed (\w+)-to-(\w+) transfer", str(error))
     source, target = direction.groups() if direction else ("host", "device")
