@@ -5,16 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from watching import lies_on, mesh
 
 import jax_dist
 
 _TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": 3, "b": jnp.ones(4, jnp.int8)}
-
-
-def _mesh():
-    return Mesh(np.array(jax.devices()), ("i",))
+_EIGHT = np.arange(8, dtype=np.float32)
 
 
 def test_replicate_puts_a_copy_on_each_device():
@@ -30,25 +28,38 @@ def test_replicate_puts_a_copy_on_each_device():
 
 def test_replicate_takes_devices_or_a_mesh():
     some = jax_dist.replicate(1.0, jax.devices()[2:5])
-    meshed = jax_dist.replicate(1.0, _mesh())
+    meshed = jax_dist.replicate(1.0, mesh("i"))
 
     assert [shard.device for shard in some.addressable_shards] == jax.devices()[2:5]
-    assert meshed.sharding == NamedSharding(_mesh(), P())
+    assert meshed.sharding == NamedSharding(mesh("i"), P())
 
 
 def test_shard_cuts_by_one_spec_or_by_a_tree_of_them():
     x = np.arange(16, dtype=np.float32).reshape(8, 2)
 
-    one = jax_dist.shard({"a": x, "b": x}, _mesh(), P("i"))
-    several = jax_dist.shard({"a": x, "b": x.T}, _mesh(), {"a": P("i"), "b": P(None, "i")})
+    one = jax_dist.shard({"a": x, "b": x}, mesh("i"), P("i"))
+    several = jax_dist.shard({"a": x, "b": x.T}, mesh("i"), {"a": P("i"), "b": P(None, "i")})
 
     assert one["b"].sharding.spec == P("i")
     assert several["b"].sharding.spec == P(None, "i")
     chex.assert_trees_all_equal(several, {"a": x, "b": x.T})
 
 
+def test_shard_without_a_mesh_splits_a_batch_over_the_devices():
+    batch = {"x": np.arange(48, dtype=np.float32).reshape(16, 3), "y": np.arange(16)}
+
+    placed = jax_dist.shard(batch)
+
+    rows = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
+    chex.assert_trees_all_equal(placed, rows)
+    for leaf in jax.tree.leaves(placed):
+        lies_on(leaf, jax.devices())
+    with jax.transfer_guard("disallow"):
+        jax_dist.pmap(lambda b: b["x"] * 2)(placed)
+
+
 def test_unreplicate_reads_one_device_only():
-    stacked = jax_dist.pmap(lambda x: {"x": x, "y": (x + 1)[None]})(np.arange(8.0))
+    stacked = jax_dist.pmap(lambda x: {"x": x, "y": (x + 1)[None]})(_EIGHT)
 
     with jax.transfer_guard_device_to_device("disallow"):
         result = jax_dist.unreplicate(stacked)
@@ -57,47 +68,23 @@ def test_unreplicate_reads_one_device_only():
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(result))
 
 
-def test_shard_without_a_mesh_splits_a_batch_over_the_devices():
-    batch = {"x": np.arange(48, dtype=np.float32).reshape(16, 3), "y": np.arange(16)}
-
-    placed = jax_dist.shard(batch)
-
-    chex.assert_trees_all_equal(
-        placed, jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
-    )
-    for leaf in jax.tree.leaves(placed):
-        assert [shard.device for shard in leaf.addressable_shards] == jax.devices()
-    with jax.transfer_guard("disallow"):
-        jax_dist.pmap(lambda b: b["x"] * 2)(placed)
+_CUTS = (P("i", "j"), P(None, "i"), P(("i", "j")), P(None, ("i", "j")), P("j", "i"), P(None), P())
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        P("i", "j"),
-        P(None, "i"),
-        P(("i", "j")),
-        P(None, ("i", "j")),
-        P("j", "i"),
-        P(None, None),
-        P(),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("cut", _CUTS, ids=str)
 def test_unreplicate_gives_the_whole_slice_however_the_array_is_cut(cut):
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("i", "j"))
     x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    sharding = NamedSharding(mesh("i", "j", shape=(2, 4)), cut)
 
-    first = jax_dist.unreplicate(jax.device_put(x, NamedSharding(mesh, cut)))
+    first = jax_dist.unreplicate(jax.device_put(x, sharding))
 
     np.testing.assert_array_equal(first, x[0])
     assert len(first.devices()) == 1
 
 
 def test_unreplicate_of_nested_results_and_of_out_axes():
-    rows = np.arange(8.0).reshape(2, 4)
-    nested = jax_dist.pmap(lambda row: jax_dist.pmap(lambda v: v + 1)(row))(rows)
-    turned = jax_dist.pmap(lambda v: v * jnp.arange(8.0), out_axes=1)(np.arange(8.0))
+    nested = jax_dist.pmap(lambda row: jax_dist.pmap(lambda v: v + 1)(row))(_EIGHT.reshape(2, 4))
+    turned = jax_dist.pmap(lambda v: v * jnp.arange(8.0), out_axes=1)(_EIGHT)
 
     assert jax_dist.unreplicate(nested).tolist() == [1, 2, 3, 4]
     assert jax_dist.unreplicate(turned).tolist() == [0] * 8
@@ -106,15 +93,17 @@ def test_unreplicate_of_nested_results_and_of_out_axes():
 
 @pytest.mark.parametrize("value", [3, 3.0, 3j, True, np.float32(3), jnp.asarray(3.0), jnp.ones(2)])
 def test_weak_types_stay(value):
-    weak = jnp.asarray(value).weak_type
     stacked = jax_dist.device_put_replicated(value, jax.devices())
-    sharded = jax_dist.device_put_sharded([value] * 8, jax.devices())
 
-    assert stacked.weak_type == sharded.weak_type == weak
-    assert jax_dist.unreplicate(stacked).weak_type == weak
-    assert jax_dist.pmap(lambda x: x)(stacked).weak_type == weak
-    assert jax_dist.replicate(value).weak_type == weak
-    assert stacked.dtype == jnp.asarray(value).dtype
+    for result in (
+        stacked,
+        jax_dist.device_put_sharded([value] * 8, jax.devices()),
+        jax_dist.unreplicate(stacked),
+        jax_dist.pmap(lambda x: x)(stacked),
+        jax_dist.replicate(value),
+    ):
+        assert result.weak_type == jnp.asarray(value).weak_type
+        assert result.dtype == jnp.asarray(value).dtype
 
 
 def test_device_put_replicated_stacks_one_copy_a_device():
@@ -125,8 +114,7 @@ def test_device_put_replicated_stacks_one_copy_a_device():
     chex.assert_trees_all_equal(result, jax.tree.map(lambda x: np.stack([x] * 3), _TREE))
     assert result["b"].dtype == jnp.int8
     for leaf in jax.tree.leaves(result):
-        assert [shard.device for shard in leaf.addressable_shards] == devices
-        assert all(shard.data.shape == (1, *leaf.shape[1:]) for shard in leaf.addressable_shards)
+        lies_on(leaf, devices)
 
 
 def test_keys_can_be_put_too():
@@ -134,43 +122,36 @@ def test_keys_can_be_put_too():
 
     copies = jax_dist.device_put_replicated(keys[3], jax.devices())
     parts = jax_dist.device_put_sharded(list(keys), jax.devices())
-    shared = jax_dist.replicate(keys[3])
 
     assert (copies == keys[3]).all()
     assert (parts == keys).all()
-    assert shared == keys[3]
+    assert jax_dist.replicate(keys[3]) == keys[3]
     assert jax_dist.unreplicate(parts) == keys[0]
-    assert (
-        jax_dist.pmap(jax.random.bits)(parts).tolist() == jax.vmap(jax.random.bits)(keys).tolist()
-    )
+    bits = jax_dist.pmap(jax.random.bits)(parts)
+    assert bits.tolist() == jax.vmap(jax.random.bits)(keys).tolist()
 
 
-_SHAPE = (8, 64)
+def _on(name, *spec):
+    return jax.device_put(jnp.ones((8, 64)), NamedSharding(mesh(name), P(*spec)))
+
+
 _OWN = {
-    "NumPy": lambda ones: ones(_SHAPE),
+    "NumPy": lambda ones: ones((8, 64)),
     "a view": lambda ones: ones((16, 64))[8:],
-    "uncommitted": lambda _: jnp.ones(_SHAPE),
-    "on device 3": lambda _: jax.device_put(jnp.ones(_SHAPE), jax.devices()[3]),
-    "cut": lambda _: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P("i"))),
-    "on a mesh of other names": lambda _: jax.device_put(
-        jnp.ones(_SHAPE), NamedSharding(Mesh(np.array(jax.devices()), ("j",)), P("j"))
-    ),
-    "replicated": lambda _: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P())),
+    "uncommitted": lambda _: jnp.ones((8, 64)),
+    "on device 3": lambda _: jax.device_put(jnp.ones((8, 64)), jax.devices()[3]),
+    "cut": lambda _: _on("i", "i"),
+    "on a mesh of other names": lambda _: _on("j", "j"),
+    "replicated": lambda _: _on("i"),
 }
 _PUT = {
     "replicate": jax_dist.replicate,
-    "replicate on one": lambda tree, **more: jax_dist.replicate(tree, jax.devices()[:1], **more),
-    "shard": lambda tree, **more: jax_dist.shard(tree, _mesh(), P("i"), **more),
-    "shard, whole": lambda tree, **more: jax_dist.shard(tree, _mesh(), P(), **more),
-    "device_put_replicated": lambda tree, **more: jax_dist.device_put_replicated(
-        tree, jax.devices(), **more
-    ),
-    "device_put_sharded": lambda tree, **more: jax_dist.device_put_sharded(
-        [tree] * 8, jax.devices(), **more
-    ),
-    "device_put_sharded on one": lambda tree, **more: jax_dist.device_put_sharded(
-        [tree], jax.devices()[:1], **more
-    ),
+    "replicate on one": lambda tree: jax_dist.replicate(tree, jax.devices()[:1]),
+    "shard": lambda tree: jax_dist.shard(tree, mesh("i"), P("i")),
+    "shard, whole": lambda tree: jax_dist.shard(tree, mesh("i"), P()),
+    "put replicated": lambda tree: jax_dist.device_put_replicated(tree, jax.devices()),
+    "put sharded": lambda tree: jax_dist.device_put_sharded([tree] * 8, jax.devices()),
+    "put sharded on one": lambda tree: jax_dist.device_put_sharded([tree], jax.devices()[:1]),
 }
 
 
