@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from watching import compiles, lies_on, mesh, python_calls
+from watching import compilations, compiles, lies_on, mesh, put, python_calls
 
 import jax_dist
 from jax_dist._rewrite import programs
@@ -23,6 +21,10 @@ _EIGHT = np.arange(8.0, dtype=np.float32)
 
 def _double(x):
     return 2 * x
+
+
+def _times(n, x):
+    return n * x
 
 
 def test_decorating_again_compiles_once():
@@ -87,15 +89,7 @@ def test_functions_die_when_their_users_drop_them(captured):
     assert len(_known) <= before
 
 
-def test_what_comes_off_a_temporary_keeps_its_function():
-    assert jax_dist.pmap(lambda x: x + 1).lower(_EIGHT).compile()(_EIGHT)[7] == 8
-
-
 _LARGE = np.ones(900)
-
-
-def _elsewhere():
-    return jax.device_put(_EIGHT, jax.devices()[3])
 
 
 def _fed_back(step):
@@ -105,17 +99,16 @@ def _fed_back(step):
     return state / 3
 
 
-_ONCE = {  # calls of a function that counts how often it is traced
-    "a donated batch": lambda count: _fed_back(
-        jax_dist.pmap(lambda s, b: count() + s + b.sum() * 0, donate_argnums=(0, 1))
+_ONCE = {  # a body, which adds a number that it counts; and how its pmap is called
+    "state": (lambda n, x: n + x, lambda f: f(_EIGHT)),
+    "an argument elsewhere": (
+        lambda n, x: n + x,
+        lambda f: f(jax.device_put(_EIGHT, jax.devices()[3])),
     ),
-    "state": lambda count: jax_dist.pmap(lambda s: count() + s)(_EIGHT),
-    "an argument elsewhere": lambda count: jax_dist.pmap(lambda x: count() + x)(_elsewhere()),
-    "a captured array": lambda count: jax_dist.pmap(lambda x: count() + x + _LARGE[0])(_EIGHT),
-    "a gather": lambda count: jax_dist.pmap(lambda x: count() + lax.all_gather(x, "i").sum(), "i")(
-        _EIGHT
-    ),
-    "under jit": lambda count: jax.jit(jax_dist.pmap(lambda x: count() + x))(_EIGHT),
+    "a captured array": (lambda n, x: n + x + _LARGE[0], lambda f: f(_EIGHT)),
+    "a gather": (lambda n, x: n + lax.all_gather(x, "i").sum(), lambda f: f(_EIGHT)),
+    "under jit": (lambda n, x: n + x, lambda f: jax.jit(f)(_EIGHT)),
+    "a loop": (lambda n, s, b: n + s + b.sum() * 0, _fed_back),
 }
 
 
@@ -124,13 +117,14 @@ _ONCE = {  # calls of a function that counts how often it is traced
 @pytest.mark.parametrize("case", _ONCE)
 def test_python_runs_once_for_a_signature(case):
     """So that a body which counts, say for random numbers, counts as under jax.pmap."""
+    add_to, call = _ONCE[case]
     counts = []
 
-    def count():
+    def body(*args):
         counts.append(len(counts) + 1)
-        return 100.0 * counts[-1]
+        return add_to(100.0 * counts[-1], *args)
 
-    result = _ONCE[case](count)
+    result = call(jax_dist.pmap(body, "i", donate_argnums=(0, 1) if case == "a loop" else ()))
 
     assert counts == [1]
     assert 100 <= np.asarray(result).min() <= np.asarray(result).max() < 200
@@ -139,10 +133,7 @@ def test_python_runs_once_for_a_signature(case):
 _STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
     "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
     "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
-    "static": (
-        jax_dist.pmap(lambda n, x: n * x, static_broadcasted_argnums=0),
-        lambda f, x: f(2, x),
-    ),
+    "static": (jax_dist.pmap(_times, static_broadcasted_argnums=0), lambda f, x: f(2, x)),
     "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
     "a captured array": (jax_dist.pmap(lambda x: x + _LARGE[0]), lambda f, x: f(x)),
 }
@@ -177,7 +168,7 @@ _DONATING = {  # by the names of jax.jit's options; and how the argument is pass
 @pytest.mark.parametrize("case", _DONATING)
 def test_arguments_are_donated_by_number_and_by_name(case):
     options, call = _DONATING[case]
-    x, y = (jax.device_put(_EIGHT, NamedSharding(mesh("i"), P("i"))) for _ in range(2))
+    x, y = put(_EIGHT, mesh("i"), "i"), put(_EIGHT, mesh("i"), "i")
 
     result = call(jax_dist.pmap(lambda x, y: x + y, "i", **options), x, y)
 
@@ -198,16 +189,10 @@ def test_one_array_twice_in_the_donated_state():
 
 _MISPLACED = {
     "on another device": lambda: jax.device_put(_EIGHT, jax.devices()[3]),
-    "replicated": lambda: jax.device_put(_EIGHT, NamedSharding(mesh("i"), P())),
-    "on another mesh": lambda: jax.device_put(
-        _EIGHT, NamedSharding(mesh("a", "b", shape=(2, 4)), P("b"))
-    ),
-    "in reversed order": lambda: jax.device_put(
-        _EIGHT, NamedSharding(mesh("i", devices=jax.devices()[::-1]), P("i"))
-    ),
-    "on four devices": lambda: jax.device_put(
-        _EIGHT, NamedSharding(mesh("i", shape=(4,), devices=jax.devices()[:4]), P("i"))
-    ),
+    "replicated": lambda: put(_EIGHT, mesh("i")),
+    "on another mesh": lambda: put(_EIGHT, mesh("a", "b", shape=(2, 4)), "b"),
+    "in reversed order": lambda: put(_EIGHT, mesh("i", devices=jax.devices()[::-1]), "i"),
+    "on four devices": lambda: put(_EIGHT, mesh("i", shape=(4,), devices=jax.devices()[:4]), "i"),
 }
 
 
@@ -215,7 +200,7 @@ _MISPLACED = {
 def test_misplaced_arrays_are_moved_once_and_remembered(where):
     mapped = jax_dist.pmap(lambda x, y: lax.psum(x, "i") + y, "i")
     array = _MISPLACED[where]()
-    jax.device_put(array, NamedSharding(mesh("i"), P("i")))  # compiles JAX's own mover
+    put(array, mesh("i"), "i")  # compiles JAX's own mover
 
     with compiles(1):
         first = mapped(array, _EIGHT)
@@ -238,3 +223,54 @@ def test_a_moved_array_that_was_deleted_is_refused_as_by_jax():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="Array has been deleted"):
             mapped(array)
+
+
+_FIRST_STATES = {  # where the state of a training loop is before the first step
+    "numpy": np.copy,
+    "jnp": jnp.asarray,
+    "committed": lambda x: jax.device_put(x, jax.devices()[0]),
+    "replicated": lambda x: put(x, mesh("i")),
+    "stacked": lambda x: jax_dist.device_put_sharded(list(x), jax.devices()),
+    "restored": lambda x: put(x, mesh("data"), "data"),
+}
+_BATCH = np.ones((8, 4), np.float32)
+_BEFORE = {
+    "nothing": lambda step, state: None,
+    "lower": lambda step, state: step.lower(state, _BATCH),
+    "trace": lambda step, state: step.trace(state, _BATCH),
+    "shape": lambda step, state: step.lower(state, np.ones((8, 4, 2), np.float32)[..., 0]),
+}
+
+
+@pytest.mark.parametrize("before", _BEFORE)
+@pytest.mark.parametrize("first", _FIRST_STATES)
+@pytest.mark.parametrize("use", ["evaluated", "donated"])
+def test_a_training_loop_compiles_once(first, before, use):
+    def loss(w, batch):
+        return jnp.sum((w @ batch) ** 2)
+
+    def train(state, batch):
+        value, gradient = jax.value_and_grad(loss)(state["w"], batch)
+        state = {"w": state["w"] - 0.01 * lax.pmean(gradient, "i"), "step": state["step"] + 1}
+        return state, {"loss": lax.pmean(value, "i")}
+
+    def evaluate(state, batch):
+        return lax.pmean(loss(state["w"], batch), "i")
+
+    def first_state():
+        state = {"w": np.ones((8, 3, 4), np.float32), "step": np.zeros(8, np.int32)}
+        return jax.tree.map(_FIRST_STATES[first], state)
+
+    step = jax_dist.pmap(train, "i", donate_argnums=0 if use == "donated" else ())
+    evaluation = jax_dist.pmap(evaluate, "i")
+    _BEFORE[before](step, first_state())
+    state = first_state()
+
+    with compilations("train", "evaluate") as count:
+        for _ in range(3):
+            state, _ = step(state, _BATCH)
+            if use == "evaluated":
+                evaluation(state, _BATCH)
+
+    assert count() == (2 if use == "evaluated" else 1)
+    assert np.asarray(state["step"]).tolist() == [3] * 8

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from watching import lies_on, mesh
+from watching import lies_on, mesh, put
 
 import jax_dist
 
@@ -74,9 +74,8 @@ _CUTS = (P("i", "j"), P(None, "i"), P(("i", "j")), P(None, ("i", "j")), P("j", "
 @pytest.mark.parametrize("cut", _CUTS, ids=str)
 def test_unreplicate_gives_the_whole_slice_however_the_array_is_cut(cut):
     x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-    sharding = NamedSharding(mesh("i", "j", shape=(2, 4)), cut)
 
-    first = jax_dist.unreplicate(jax.device_put(x, sharding))
+    first = jax_dist.unreplicate(put(x, mesh("i", "j", shape=(2, 4)), *cut))
 
     np.testing.assert_array_equal(first, x[0])
     assert len(first.devices()) == 1
@@ -131,18 +130,14 @@ def test_keys_can_be_put_too():
     assert bits.tolist() == jax.vmap(jax.random.bits)(keys).tolist()
 
 
-def _on(name, *spec):
-    return jax.device_put(jnp.ones((8, 64)), NamedSharding(mesh(name), P(*spec)))
-
-
 _OWN = {
     "NumPy": lambda ones: ones((8, 64)),
     "a view": lambda ones: ones((16, 64))[8:],
     "uncommitted": lambda _: jnp.ones((8, 64)),
     "on device 3": lambda _: jax.device_put(jnp.ones((8, 64)), jax.devices()[3]),
-    "cut": lambda _: _on("i", "i"),
-    "on a mesh of other names": lambda _: _on("j", "j"),
-    "replicated": lambda _: _on("i"),
+    "cut": lambda _: put(jnp.ones((8, 64)), mesh("i"), "i"),
+    "on a mesh of other names": lambda _: put(jnp.ones((8, 64)), mesh("j"), "j"),
+    "replicated": lambda _: put(jnp.ones((8, 64)), mesh("i")),
 }
 _PUT = {
     "replicate": jax_dist.replicate,

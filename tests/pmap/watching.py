@@ -6,11 +6,16 @@ import sys
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def mesh(*names, shape=(8,), devices=None):
     devices = np.array(jax.devices() if devices is None else devices)
     return jax.sharding.Mesh(devices.reshape(shape), names)
+
+
+def put(x, mesh, *spec):
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 _compiled: list[str] = []  # names of programs, such as "jit(step)"
