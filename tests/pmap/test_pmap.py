@@ -19,6 +19,10 @@ def _double(x):
     return 2 * x
 
 
+def _double_over_i(x):
+    return x + lax.axis_size("i") * x / 8
+
+
 class _Doubler:
     factor = 2
 
@@ -33,27 +37,16 @@ class _Doubler:
         return self.factor * x
 
 
-@jax_dist.pmap
-def _bare_decorator(x):
-    return 2 * x
-
-
-@jax_dist.pmap(axis_name="i")
-def _called_decorator(x):
-    return x + lax.axis_size("i") * x / 8
-
-
-@functools.partial(jax_dist.pmap, axis_name="i")
-def _partial_decorator(x):
-    return x + lax.axis_size("i") * x / 8
+def _without_jit(x):
+    with jax.disable_jit():
+        return jax_dist.pmap(_double)(x)
 
 
 _FORMS = {
-    "call": jax_dist.pmap(_double),
-    "axis name by position": jax_dist.pmap(_double, "i"),
-    "bare decorator": _bare_decorator,
-    "called decorator": _called_decorator,
-    "decorator by partial": _partial_decorator,
+    "call, or bare decorator": jax_dist.pmap(_double),
+    "axis name by position": jax_dist.pmap(_double_over_i, "i"),
+    "called decorator": jax_dist.pmap(axis_name="i")(_double_over_i),
+    "decorator by partial": functools.partial(jax_dist.pmap, axis_name="i")(_double_over_i),
     "lambda": jax_dist.pmap(lambda x: 2 * x),
     "partial": jax_dist.pmap(functools.partial(lambda a, x: a * x, 2)),
     "callable object": jax_dist.pmap(_Doubler()),
@@ -63,16 +56,11 @@ _FORMS = {
     "vmap": jax_dist.pmap(jax.vmap(_double)),
     "builtin": jax_dist.pmap(abs),
     "wrapped again": functools.wraps(_double)(jax_dist.pmap(_double)),
-    "alias by partial": functools.partial(jax_dist.pmap, axis_name="i")(_double),
     "lowered": lambda x: jax_dist.pmap(_double).lower(x).compile()(x),
+    "lowered, of a temporary": lambda x: jax_dist.pmap(lambda x: 2 * x).lower(x).compile()(x),
     "traced": lambda x: jax_dist.pmap(_double).trace(x).lower().compile()(x),
-    "no compile": lambda x: _without_jit(jax_dist.pmap(_double), x),
+    "no compile": _without_jit,
 }
-
-
-def _without_jit(mapped, x):
-    with jax.disable_jit():
-        return mapped(x)
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -90,10 +78,15 @@ def test_the_result_looks_like_the_function():
         """Take a step."""
         return state
 
+    step.answer = 42
     mapped = jax_dist.pmap(step)
 
-    assert (mapped.__name__, mapped.__doc__) == ("step", "Take a step.")
+    assert (mapped.__name__, mapped.__doc__, mapped.answer) == ("step", "Take a step.", 42)
     assert mapped.__wrapped__ is step
+    # `functools.wraps` and `jax.wraps` copy attributes: a gradient must not get our `trace`.
+    assert set(vars(mapped)) == {"__module__", "__doc__", "__annotations__", "answer"}
+    for wrapper in (functools.wraps(mapped)(step), jax.grad(mapped)):
+        assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
@@ -183,9 +176,10 @@ def test_chex_fakes_our_pmap_too():
     assert len(calls) == 2
     assert result.tolist() == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
     assert len(result.devices()) == 1
-    lies_on(jax_dist.pmap(share, "i", in_axes=(0, None))(jnp.arange(4.0), 2.0), jax.devices()[:4])
+    real = jax_dist.pmap(share, "i", in_axes=(0, None))
+    lies_on(real(jnp.arange(4.0), 2.0), jax.devices()[:4])
     with pytest.raises(ValueError, match="must not wrap JAX-transformed function"):
-        chex.assert_max_traces(jax_dist.pmap(share), n=1)
+        chex.assert_max_traces(real, n=1)
 
 
 @pytest.mark.parametrize("name", ["args", "kwargs", "self", "fun", "call", "x"])
@@ -199,3 +193,11 @@ def test_a_keyword_argument_may_have_any_name(name):
     assert mapped.eval_shape(_EIGHT, **named).shape == (8,)
     with jax.disable_jit():
         assert mapped(_EIGHT, **named)[7] == 14
+
+
+@pytest.mark.parametrize("in_axes", [(0,), (0, 0), (0, None, None), (0, {"a": 1}, 7)])
+def test_axes_of_static_arguments_say_nothing(in_axes):
+    """They may be there or not, as with jax.pmap, which looks at the others alone."""
+    for pmap in (jax.pmap, jax_dist.pmap):
+        mapped = pmap(lambda x, n, m: x * n + m, in_axes=in_axes, static_broadcasted_argnums=(1, 2))
+        assert mapped(_EIGHT, 3, 4).tolist() == (_EIGHT * 3 + 4).tolist()

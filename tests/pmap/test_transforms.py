@@ -1,8 +1,4 @@
-"""What is made of a mapped function, in every way to run or describe it, beside vmap.
-
-`functools.wraps` and `jax.wraps` copy the attributes of a function. If methods such as `trace` were
-among them, the gradient of a mapped function would have the trace of the function itself.
-"""
+"""What is made of a mapped function, in every way to run or describe it, beside vmap."""
 
 import functools
 from collections.abc import Callable
@@ -150,16 +146,3 @@ def test_under_a_vmap_that_has_a_name():
 
     assert jax.vmap(summed, axis_name="batch")(x).tolist() == [[64.0] * 8] * 2
     np.testing.assert_array_equal(jax.vmap(without, axis_name="i")(x), 2 * x)
-
-
-def test_nothing_is_copied_that_is_not_of_the_function():
-    def tagged(x):
-        return x
-
-    tagged.answer = 42
-    mapped = jax_dist.pmap(tagged)
-
-    assert mapped.answer == 42
-    assert set(vars(mapped)) == {"__module__", "__doc__", "__annotations__", "answer"}
-    for wrapper in (functools.wraps(mapped)(lambda x: x), jax.grad(_loss(mapped))):
-        assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
