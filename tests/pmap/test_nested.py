@@ -7,24 +7,15 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas
+from watching import lies_on
 
 import jax_dist
 
 _X = np.arange(8.0, dtype=np.float32).reshape(2, 4)
 
 
-def _vmap(fun, axis_name=None, **options):
-    return jax.vmap(fun, axis_name=axis_name or "unnamed", **options)
-
-
-def _lies_in_order(array, depth):
-    """One shard a device, row by row over the first `depth` dimensions."""
-    shards = sorted(
-        array.addressable_shards, key=lambda s: [part.start or 0 for part in s.index[:depth]]
-    )
-    assert [shard.device for shard in shards] == jax.devices()[: len(shards)]
-    assert all(shard.data.shape[:depth] == (1,) * depth for shard in shards)
-    assert len(shards) == np.prod(array.shape[:depth])
+def _vmap(fun, axis_name=None):
+    return jax.vmap(fun, axis_name=axis_name or "unnamed")
 
 
 def _twice(outer_name, inner_name, body):
@@ -47,11 +38,9 @@ def _turned_and_indexed(y):
 
 
 def _one_after_the_other(pmap):
-    def outer(x):
-        a = pmap(lambda y: lax.psum(y, "j"), "j")(x)
-        return pmap(lambda y: y + lax.axis_index("j"), "j")(a)
-
-    return pmap(outer, "i")
+    summed = pmap(lambda y: lax.psum(y, "j"), "j")
+    indexed = pmap(lambda y: y + lax.axis_index("j"), "j")
+    return pmap(lambda row: indexed(summed(row)), "i")
 
 
 def _kernel(y):
@@ -86,50 +75,46 @@ def test_the_numbers_of_vmap_on_one_mesh(case):
 
     chex.assert_trees_all_close(result, _CASES[case](_vmap)(_X), rtol=1e-6)
     for array in jax.tree.leaves(result):
-        _lies_in_order(array, 2)
-
-
-def test_gradients_of_what_an_inner_body_closes_over():
-    def outer(row, weight):
-        return jax_dist.pmap(lambda x: x * weight * lax.psum(weight, "i"), "j")(row)
-
-    mapped = jax_dist.pmap(outer, "i", in_axes=(0, None))
-
-    # weight * 2 * weight * x summed: 56 * weight ** 2
-    assert jax.grad(lambda weight: mapped(_X, weight).sum())(3.0) == 2 * 56 * 3.0
+        lies_on(array, jax.devices(), depth=2)
 
 
 def test_three_deep():
-    x = np.arange(8.0, dtype=np.float32).reshape(2, 2, 2)
-
     def nested(pmap):
         innermost = lambda z: z - lax.pmean(z, ("i", "k"))
         middle = lambda y: pmap(innermost, "k")(y) + lax.psum(1, "j")
         return pmap(lambda x: pmap(middle, "j")(x), "i")
 
-    result = nested(jax_dist.pmap)(x)
+    result = nested(jax_dist.pmap)(_X.reshape(2, 2, 2))
 
-    np.testing.assert_allclose(result, nested(_vmap)(x))
-    _lies_in_order(result, 3)
+    np.testing.assert_allclose(result, nested(_vmap)(_X.reshape(2, 2, 2)))
+    lies_on(result, jax.devices(), depth=3)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_inner_pmaps_of_another_name_or_size(size):
+def _and_another(name, size):
+    """Map over "j", and then over another axis."""
+
     def nested(pmap):
         def outer(x):
             a = pmap(lambda y: lax.psum(y, ("i", "j")), "j")(x)
-            b = pmap(lambda y: lax.psum(y, "k") + lax.axis_index("k"), "k")(x[:size])
+            b = pmap(lambda y: lax.psum(y, name) + lax.axis_index(name), name)(x[:size])
             return a.sum() + b
 
         return pmap(outer, "i")
 
-    np.testing.assert_array_equal(nested(jax_dist.pmap)(_X), nested(_vmap)(_X))
+    return nested
 
 
-def test_an_inner_pmap_may_shadow_the_name_of_the_outer():
-    result = _twice("i", "i", lambda y: lax.psum(y, "i"))(jax_dist.pmap)(_X)
+_VMAPPED = {  # the inner one, or one of two
+    "another name": _and_another("k", 4),
+    "another size": _and_another("j", 2),
+    "another name and size": _and_another("k", 2),
+    "the name of the outer": _twice("i", "i", lambda y: lax.psum(y, "i")),
+}
 
-    assert result.tolist() == [[6] * 4, [22] * 4]
+
+@pytest.mark.parametrize("case", _VMAPPED)
+def test_a_pmap_without_a_mesh_axis_is_a_vmap(case):
+    np.testing.assert_array_equal(_VMAPPED[case](jax_dist.pmap)(_X), _VMAPPED[case](_vmap)(_X))
 
 
 _AROUND = {
@@ -148,14 +133,23 @@ def test_under_a_transformation(around):
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
+def test_gradients_of_what_an_inner_body_closes_over():
+    def outer(row, weight):
+        return jax_dist.pmap(lambda x: x * weight * lax.psum(weight, "i"), "j")(row)
+
+    mapped = jax_dist.pmap(outer, "i", in_axes=(0, None))
+
+    # weight * 2 * weight * x summed: 56 * weight ** 2
+    assert jax.grad(lambda weight: mapped(_X, weight).sum())(3.0) == 2 * 56 * 3.0
+
+
 def test_donated_and_misplaced_arguments_go_to_the_mesh_of_both_axes():
     inner = jax_dist.pmap(lambda y: y + 1, "j")
     step = jax_dist.pmap(lambda s, x: inner(s) + x, "i", donate_argnums=0)
-    state = jax.device_put(_X, jax.devices()[5])
-    other = jax.device_put(_X, jax.devices()[6])
+    state, other = (jax.device_put(_X, device) for device in jax.devices()[5:7])
 
     for _ in range(3):
         state = step(state, other)
 
     np.testing.assert_array_equal(state, 4 * _X + 3)
-    _lies_in_order(state, 2)
+    lies_on(state, jax.devices(), depth=2)

@@ -44,11 +44,12 @@ def compiles(expected: int):
     assert compiles_so_far() - before == expected
 
 
-def lies_on(array, devices):
-    """One shard a device, along the leading dimension, in this order."""
-    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
+def lies_on(array, devices, *, depth=1):
+    """One shard a device, row by row along the first `depth` dimensions, in this order."""
+    first = lambda shard: [part.start or 0 for part in shard.index[:depth]]
+    shards = sorted(array.addressable_shards, key=first)
     assert [shard.device for shard in shards] == list(devices)
-    assert all(shard.data.shape == (1, *array.shape[1:]) for shard in shards)
+    assert all(shard.data.shape == (*[1] * depth, *array.shape[depth:]) for shard in shards)
 
 
 def python_calls(call):
