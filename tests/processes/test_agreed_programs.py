@@ -29,24 +29,8 @@ def two(x: jax.Array) -> jax.Array:
     return lax.psum(2 * x.sum(), "i")
 
 
-def of_shapes(x: jax.Array) -> jax.Array:
-    return lax.psum(x.sum(), "i")
-
-
-def of_branches(x: jax.Array) -> jax.Array:
-    return lax.psum(x.sum(), "i") if jax.process_index() == 0 else lax.pmax(x.sum(), "i")
-
-
-def alone(x: jax.Array) -> jax.Array:
-    return x.sum()
-
-
-def looked_at(x: jax.Array) -> jax.Array:
-    return 3 * lax.psum(x.sum(), "i")
-
-
 def late(x: jax.Array) -> jax.Array:
-    return 4 * lax.psum(x.sum(), "i")
+    return lax.psum(4 * x.sum(), "i")
 
 
 def scaled(offset: float, x: jax.Array, factor: float, again: float) -> jax.Array:
@@ -62,11 +46,15 @@ def everything(folder: str) -> dict[str, dict[str, object]]:
 def pmap_rows(arrays: str, folder: pathlib.Path) -> dict[str, object]:
     rank, local = jax.process_index(), jax.local_device_count()
     x = np.ones((local, 3), np.float32)
-    first, second, shaped, branched, lowered, slow = (
-        jax_dist.pmap(fun, "i", arrays=arrays)
-        for fun in (one, two, of_shapes, of_branches, looked_at, late)
-    )
-    static = jax_dist.pmap(scaled, "i", arrays=arrays, static_broadcasted_argnums=(0, 2, 3))
+
+    def mapped(fun: Callable, **options: object) -> Callable:
+        return jax_dist.pmap(fun, "i", arrays=arrays, **options)
+
+    first, second, slow = mapped(one), mapped(two), mapped(late)
+    shaped = mapped(lambda x: lax.psum(x.sum(), "i"))
+    branched = mapped(lambda x: (lax.pmax if rank else lax.psum)(x.sum(), "i"))
+    lowered = mapped(lambda x: lax.psum(3 * x.sum(), "i"))
+    static = mapped(scaled, static_broadcasted_argnums=(0, 2, 3))
     found: dict[str, object] = {
         "another order": _outcome(second if rank else first, x),
         "then in order": [_outcome(first, x), _outcome(first, x), _outcome(second, x)],
@@ -80,7 +68,7 @@ def pmap_rows(arrays: str, folder: pathlib.Path) -> dict[str, object]:
     if rank == 0:
         only = jax_dist.pmap(one, "i", devices=jax.local_devices())
         found["own devices"] = _outcome(only, x)
-        found["no collective"] = _outcome(jax_dist.pmap(alone, "i", arrays=arrays), x)
+        found["no collective"] = _outcome(mapped(lambda x: x.sum()), x)
         lowered.lower(x)  # JAX remembers this trace, and will not trace for the call
     found["lowered by one"] = [_outcome(lowered, x), _outcome(lowered, x)]
     found["late"] = _late(slow, x, folder / f"nobody waits any more, {arrays}")
@@ -108,7 +96,8 @@ def rewrite_rows() -> dict[str, object]:
     def rewritten(fun: Callable) -> Callable:
         return jax_dist.rewrite(jax.shard_map(fun, mesh=mesh, in_specs=P("i"), out_specs=P()))
 
-    first, second, lowered = rewritten(one), rewritten(two), rewritten(looked_at)
+    first, second = rewritten(one), rewritten(two)
+    lowered = rewritten(lambda x: lax.psum(3 * x.sum(), "i"))
     found: dict[str, object] = {
         "another order": _outcome(second if rank else first, x),
         "then in order": [_outcome(first, x), _outcome(first, x), _outcome(second, x)],
@@ -116,7 +105,7 @@ def rewrite_rows() -> dict[str, object]:
     if rank == 0:
         lowered.lower(x)
         jax.eval_shape(lowered, x)
-        found["own devices"] = float(jax_dist.rewrite(alone)(ones))
+        found["own devices"] = float(jax_dist.rewrite(lambda x: x.sum())(ones))
     found["lowered by one"] = [_outcome(lowered, x), _outcome(lowered, x)]
     return found
 
@@ -137,42 +126,44 @@ def found(tmp_path_factory) -> list[dict[str, dict]]:
     return [outcome.value for outcome in outcomes]
 
 
-@pytest.mark.parametrize("arrays", ["local", "global"])
-def test_pmaps_are_agreed_upon(found, arrays):
-    first, other = (dict(each[arrays]) for each in found)
+_REDUCTIONS = "rank 0: psum over i: float32[]; rank 1: pmax over i: float32[]"
+_DIFFERENCES = {  # lines of the error, by row
+    "another order": "; rank 1: pmap of 'two' (test_agreed_programs.py:",
+    "a branch": f"\n  collective 1: {_REDUCTIONS}",
+    "static": "\n  static argument 2: rank 0: float 2.0; rank 1: float 3.0",
+    "the last static": "\n  static argument 3: rank 0: float 7.0; rank 1: float 8.0",
+    "static, after all agreed": "\n  static argument 3: rank 0: float 3.0; rank 1: float 4.0",
+}
+_VALUES = {
+    "then in order": [[12.0, 12.0], [12.0, 12.0], [24.0, 24.0]],
+    "lowered by one": [[36.0, 36.0], [36.0, 36.0]],
+}
+
+
+@pytest.mark.parametrize(("arrays", "size"), [("local", 2), ("global", 4)])
+def test_pmaps_are_agreed_upon(found, arrays, size):
+    first, other = (dict(outcomes[arrays]) for outcomes in found)
 
     assert first.pop("own devices") == [6.0, 6.0]
     assert first.pop("no collective") == [3.0, 3.0]
-    assert "different calls: rank 0: pmap of 'one' (test_agreed_" in first["another order"]
-    assert "; rank 1: pmap of 'two' (test_agreed_" in first["another order"]
-    assert first["then in order"] == [[12.0, 12.0], [12.0, 12.0], [24.0, 24.0]]
-    size = 2 if arrays == "local" else 4
-    differ = f"x: rank 0: float32[{size},3]; rank 1: float32[{size},4]"
-    assert f"\n  {differ}" in first["shapes"]
-    differ = "collective 1: rank 0: psum over i: float32[]; rank 1: pmax over i: float32[]"
-    assert f"\n  {differ}" in first["a branch"]
-    differ = "static argument 2: rank 0: float 2.0; rank 1: float 3.0"
-    assert f"\n  {differ}" in first["static"]
-    differ = "static argument 3: rank 0: float 7.0; rank 1: float 8.0"
-    assert f"\n  {differ}" in first["the last static"]
-    assert first["same static"] == [24.0, 24.0]
-    differ = "static argument 3: rank 0: float 3.0; rank 1: float 4.0"
-    assert f"\n  {differ}" in first["static, after all agreed"]
-    assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
-    late = [side.pop("late") for side in (first, other)]
+    late = [outcomes.pop("late") for outcomes in (first, other)]
     assert all(text.startswith("MissingProcessesError: pmap of 'late' (test") for text in late)
     assert "timed out after 1 s; missing rank 1." in late[0]
     assert "timed out after 1 s; the last process came late." in late[1]
     assert first == other
-    assert first["after all"] == [12.0, 12.0]
+    assert "different calls: rank 0: pmap of 'one' (test_agreed_" in first["another order"]
+    assert f"\n  x: rank 0: float32[{size},3]; rank 1: float32[{size},4]" in first["shapes"]
+    for row, line in _DIFFERENCES.items():
+        assert line in first[row]
+    values = _VALUES | {"same static": [24.0, 24.0], "after all": [12.0, 12.0]}
+    assert {row: first[row] for row in values} == values
 
 
 def test_rewritten_functions_are_agreed_upon(found):
-    first, other = (dict(each["rewritten"]) for each in found)
+    first, other = (dict(outcomes["rewritten"]) for outcomes in found)
 
     assert first.pop("own devices") == 6.0
     assert first == other
     assert "rank 0: 'one' (test_agreed_programs.py:" in first["another order"]
     assert "rank 1: 'two' (test_agreed_programs.py:" in first["another order"]
-    assert first["then in order"] == [[12.0, 12.0], [12.0, 12.0], [24.0, 24.0]]
-    assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
+    assert {row: first[row] for row in _VALUES} == _VALUES
