@@ -1,7 +1,6 @@
 """What is made of a mapped function, in every way to run or describe it, beside vmap."""
 
 import functools
-from collections.abc import Callable
 
 import chex
 import jax
@@ -10,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from watching import mesh, put
 
 import jax_dist
 
 _X = np.arange(8, dtype=np.float32)
+_TWO = np.stack([_X, _X + 1])
 
 
 def _share(x):
@@ -26,55 +27,25 @@ _VMAPPED = jax.vmap(_share, axis_name="i")  # the same numbers, on one device
 
 def _loss(fun):
     """With the attributes of the mapped function, if it has any to copy."""
-
-    @functools.wraps(fun)
-    def loss(x):
-        return fun(x).sum()
-
-    return loss
+    return functools.wraps(fun)(lambda x: fun(x).sum())
 
 
-def _wrapped(fun):
-    @functools.wraps(fun)
-    def doubled(x):
-        return 2 * fun(x)
-
-    return doubled
+def _doubled(fun):
+    return functools.wraps(fun)(lambda x: 2 * fun(x))
 
 
-def _custom_vjp(fun):
-    @jax.custom_vjp
-    def clipped(x):
-        return fun(x)
-
-    clipped.defvjp(lambda x: (fun(x), x), lambda x, ct: (jnp.clip(ct * x, 0, 3),))
-    return jax.grad(lambda x: jnp.sum(clipped(x)))
-
-
-_LOOPS = {  # and other functions around it, which are called and jitted only
-    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c) / 9, c.sum()), x, None, length=3),
-    "fori_loop": lambda f: lambda x: lax.fori_loop(0, 3, lambda _, c: f(c) / 9, x),
-    "while_loop": lambda f: lambda x: lax.while_loop(lambda c: c[0] < 50, f, x),
-    "cond": lambda f: lambda x: lax.cond(x[0] < 1, f, lambda x: x, x),
-    "hessian": lambda f: jax.hessian(lambda x: jnp.sum(f(x) ** 2)),
-    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x + 1,)),
-    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
-    "vmap over the last": lambda f: lambda x: jax.vmap(f, 1, 1)(jnp.stack([x, 2 * x], axis=1)),
-    "two in a row": lambda f: lambda x: f(jnp.sin(f(x))),
-    "custom_vjp": _custom_vjp,
-}
 _TRANSFORMS = {
-    "itself": (lambda fun: fun, _X),
-    "grad": (lambda fun: jax.grad(_loss(fun)), _X),
-    "value_and_grad": (lambda fun: jax.value_and_grad(_loss(fun)), _X),
-    "vmap": (jax.vmap, np.stack([_X, _X + 1])),
-    "jit": (jax.jit, _X),
-    "jit that donates": (lambda fun: jax.jit(fun, donate_argnums=0, keep_unused=True), _X),
-    "wraps": (_wrapped, _X),
-    "partial": (functools.partial, _X),
-    "jit of grad of wraps": (lambda fun: jax.jit(jax.grad(_loss(_wrapped(fun)))), _X),
-    "checkpoint": (jax.checkpoint, _X),
-    "vmap of grad": (lambda fun: jax.vmap(jax.grad(_loss(fun))), np.stack([_X, _X + 1])),
+    "itself": lambda f: f,
+    "grad": lambda f: jax.grad(_loss(f)),
+    "value_and_grad": lambda f: jax.value_and_grad(_loss(f)),
+    "vmap": jax.vmap,
+    "jit": jax.jit,
+    "jit that donates": lambda f: jax.jit(f, donate_argnums=0, keep_unused=True),
+    "wraps": _doubled,
+    "partial": functools.partial,
+    "jit of grad of wraps": lambda f: jax.jit(jax.grad(_loss(_doubled(f)))),
+    "checkpoint": jax.checkpoint,
+    "vmap of grad": lambda f: jax.vmap(jax.grad(_loss(f))),
 }
 
 
@@ -98,33 +69,46 @@ _USES = {
     ),
     "jit of it": lambda made, x: jax.jit(made)(x),
     "jaxpr": _by_jaxpr,
-    "export": lambda made, x: jax.export.export(jax.jit(made))(x).call(_on_its_devices(x)),
+    # An exported program is called on its 8 devices.
+    "export": lambda made, x: jax.export.export(jax.jit(made))(x).call(put(x, mesh("any"))),
 }
-
-
-def _on_its_devices(x):
-    """Call an exported program on its 8 devices."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("any",))
-    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
 
 @pytest.mark.parametrize("use", _USES)
 @pytest.mark.parametrize("transform", _TRANSFORMS)
-def test_it_is_the_transform_of_the_function(transform: str, use: str):
-    make, x = _TRANSFORMS[transform]
+def test_it_is_the_transform_of_the_function(transform, use):
+    make, x = _TRANSFORMS[transform], _TWO if "vmap" in transform else _X
     expected = make(_VMAPPED)(jnp.asarray(x))
 
     results = _USES[use](make(jax_dist.pmap(_share, "i")), jnp.asarray(x))
 
-    assert jax.tree.structure(results) == jax.tree.structure(expected)
-    for result, wanted in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
-        np.testing.assert_allclose(result, wanted, rtol=1e-6)
+    chex.assert_trees_all_close(results, expected, rtol=1e-6)
+
+
+def _custom_vjp(fun):
+    clipped = jax.custom_vjp(fun)
+    clipped.defvjp(lambda x: (fun(x), x), lambda x, ct: (jnp.clip(ct * x, 0, 3),))
+    return jax.grad(lambda x: jnp.sum(clipped(x)))
+
+
+_AROUND = {  # other functions around it, which are called and jitted only
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c) / 9, c.sum()), x, None, length=3),
+    "fori_loop": lambda f: lambda x: lax.fori_loop(0, 3, lambda _, c: f(c) / 9, x),
+    "while_loop": lambda f: lambda x: lax.while_loop(lambda c: c[0] < 50, f, x),
+    "cond": lambda f: lambda x: lax.cond(x[0] < 1, f, lambda x: x, x),
+    "hessian": lambda f: jax.hessian(lambda x: jnp.sum(f(x) ** 2)),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x + 1,)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
+    "vmap over the last": lambda f: lambda x: jax.vmap(f, 1, 1)(jnp.stack([x, 2 * x], axis=1)),
+    "two in a row": lambda f: lambda x: f(jnp.sin(f(x))),
+    "custom_vjp": _custom_vjp,
+}
 
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", ""])
-@pytest.mark.parametrize("name", _LOOPS)
-def test_inside_of_other_functions_it_gives_the_numbers_of_vmap(name: str, jit: Callable):
-    ours, theirs = (jit(_LOOPS[name](f))(_X) for f in (jax_dist.pmap(_share, "i"), _VMAPPED))
+@pytest.mark.parametrize("around", _AROUND)
+def test_inside_of_other_functions_it_gives_the_numbers_of_vmap(around, jit):
+    ours, theirs = (jit(_AROUND[around](f))(_X) for f in (jax_dist.pmap(_share, "i"), _VMAPPED))
 
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
@@ -142,7 +126,6 @@ def test_jit_of_pmap_runs_on_all_devices_with_one_all_reduce():
 def test_under_a_vmap_that_has_a_name():
     summed = jax_dist.pmap(lambda x: lax.psum(x, ("batch", "i")), "i")
     without = jax_dist.pmap(lambda x: x * 2, "i")  # collectives, so the names may be the same
-    x = np.stack([_X, _X + 1])
 
-    assert jax.vmap(summed, axis_name="batch")(x).tolist() == [[64.0] * 8] * 2
-    np.testing.assert_array_equal(jax.vmap(without, axis_name="i")(x), 2 * x)
+    assert jax.vmap(summed, axis_name="batch")(_TWO).tolist() == [[64.0] * 8] * 2
+    np.testing.assert_array_equal(jax.vmap(without, axis_name="i")(_TWO), 2 * _TWO)
