@@ -34,22 +34,7 @@ def _turn(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, "i", [(k, (k + 1) % size) for k in range(size)])
 
 
-def _halves(x: jax.Array) -> jax.Array:
-    size = lax.axis_size("i")
-    groups = [list(range(0, size, 2)), list(range(1, size, 2))] if size > 1 else [[0]]
-    return lax.psum(_number(x), "i", axis_index_groups=groups)
-
-
-def _noise(x: jax.Array) -> jax.Array:
-    key = jax.random.fold_in(jax.random.key(7), lax.axis_index("i"))
-    return jax.random.uniform(key, x.shape)
-
-
-def _repeated(x: jax.Array) -> jax.Array:
-    return lax.scan(lambda c, _: (lax.pmax(_turn(c), "i"), None), _number(x).real, None, 3)[0]
-
-
-_PER_LEAF = {  # what the body does to each leaf
+_PER_LEAF = {  # what the body does to each leaf; drawn_programs.py has longer bodies
     "as it is": lambda x: x,
     "a constant": lambda x: 3,
     "psum": lambda x: lax.psum(_number(x), "i"),
@@ -60,11 +45,8 @@ _PER_LEAF = {  # what the body does to each leaf
     "all to all": lambda x: lax.all_to_all(lax.all_gather(x, "i"), "i", 0, 0),
     "turn": _turn,
     "index": lambda x: _number(x) + lax.axis_index("i").astype(_number(x).dtype),
-    "noise": _noise,
-    "scan": _repeated,
     "cond": lambda x: lax.cond(lax.axis_index("i") > 1, lambda: x, lambda: jnp.zeros_like(x)),
     "while": lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, lax.axis_index("i")),
-    "groups": _halves,
 }
 
 
