@@ -111,19 +111,16 @@ def test_a_shorter_axis_takes_the_first_devices(count):
 @pytest.mark.parametrize("order", [slice(None, None, -1), slice(2, 6), slice(5, None)])
 def test_devices_are_used_in_the_order_given(order):
     devices = jax.devices()[order]
+    mapped = jax_dist.pmap(lambda x: x + lax.axis_index("i"), "i", devices=devices)
 
-    result = jax_dist.pmap(lambda x: x + lax.axis_index("i"), "i", devices=devices)(
-        np.zeros(len(devices), np.int32)
-    )
+    result = mapped(np.zeros(len(devices), np.int32))
 
     assert result.tolist() == list(range(len(devices)))
     lies_on(result, devices)
 
 
 def test_in_axes_are_those_of_the_decoration():
-    def total(batch):
-        return batch["w"].sum() + batch["x"]
-
+    total = lambda batch: batch["w"].sum() + batch["x"]
     batch = {"w": np.arange(16.0, dtype=np.float32).reshape(8, 2), "x": _EIGHT}
     axes = {"w": 0, "x": 0}
     mapped = jax_dist.pmap(total, in_axes=(axes,))

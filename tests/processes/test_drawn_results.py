@@ -18,18 +18,20 @@ def compare(first: int, last: int) -> list[str]:
 
     import jax_dist
 
-    def attempt(pmap, seed):
+    def describe(pmap, seed):
+        """Return all that a caller sees of the results, or the type of the error."""
         body, out_axes = draw_results(seed)
         local = jax.local_device_count()
         rows = np.arange(4.0 * jax.device_count(), dtype=np.float32).reshape(-1, 4)
         x = rows[jax.process_index() * local :][:local] / 16
+        options = {} if pmap is jax.pmap else {"gathers": "keep"}
         try:
-            options = {} if pmap is jax.pmap else {"gathers": "keep"}
-            return pmap(body, "i", out_axes=out_axes, **options)(x)
+            results = pmap(body, "i", out_axes=out_axes, **options)(x)
         except Exception as error:  # noqa: BLE001
             return type(error).__name__
+        return [describe_leaf(leaf) for leaf in jax.tree.leaves(results)]
 
-    def describe(leaf):
+    def describe_leaf(leaf):
         sharding = leaf.sharding
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
@@ -39,13 +41,7 @@ def compare(first: int, last: int) -> list[str]:
 
     differences = []
     for seed in range(first, last):
-        theirs, ours = attempt(jax.pmap, seed), attempt(jax_dist.pmap, seed)
-        if not isinstance(theirs, str) and not isinstance(ours, str):
-            theirs, ours = (list(map(describe, jax.tree.leaves(x))) for x in (theirs, ours))
-            pairs = zip(theirs, ours, strict=True)
-            theirs, ours = zip(
-                *[pair for pair in pairs if pair[0] != pair[1]] or [((), ())], strict=True
-            )
+        theirs, ours = describe(jax.pmap, seed), describe(jax_dist.pmap, seed)
         if theirs != ours:
             differences.append(f"program {seed}: {ours}, with jax.pmap {theirs}")
         if seed % 20 == 19:
