@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,51 +18,26 @@ X = jnp.arange(16.0).reshape(8, 2)
 KEYS = jax.random.split(jax.random.PRNGKey(0), 8)
 
 
-def make(key):
-    return eqx.nn.MLP(2, 2, 4, 1, key=key)
-
-
-def mean(model, x):
-    return lax.pmean(model(x), "i")
+make = lambda key: eqx.nn.MLP(2, 2, 4, 1, key=key)
+mean = lambda model, x: lax.pmean(model(x), "i")
+OVER_I = {"axis_name": "i", "in_axes": (None, eqx.if_array(0))}
 
 
 def mixed(x, y):
     return {"sum": x + y, "name": "relu", "count": 3, "none": None, "both": (x * 2, jnp.tanh)}
 
 
-MIXED = ("sum", "name", "count", "none", "both")
-
-
-def assert_same(ours, theirs):
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        if eqx.is_array(other):
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            np.testing.assert_array_equal(one, other)
-        else:
-            assert one is other or one == other
-
-
-@functools.cache
-def mlp():
-    return make(jax.random.PRNGKey(1))
+UNMAPPED = dict.fromkeys(("sum", "name", "count", "none", "both"))  # out_axes of `mixed`
+MOVED = {**UNMAPPED, "sum": 1, "both": eqx.if_array(1)}
 
 
 CASES = {  # made when they are asked for: every worker of the tests reads this file
     "module out": lambda: (make, {}, (KEYS,)),
     "module in": lambda: (mean, {"axis_name": "i"}, (eqx.filter_vmap(make)(KEYS), X)),
-    "module shared": lambda: (mean, {"axis_name": "i", "in_axes": (None, 0)}, (mlp(), X)),
-    "module as function": lambda: (mlp(), {}, (X,)),
-    "result shared": lambda: (
-        mean,
-        {"axis_name": "i", "out_axes": None, "in_axes": (None, eqx.if_array(0))},
-        (mlp(), X),
-    ),
-    "result moved": lambda: (
-        mixed,
-        {"out_axes": {**dict.fromkeys(MIXED), "sum": 1, "both": eqx.if_array(1)}},
-        (X, 3),
-    ),
+    "module shared": lambda: (mean, {"axis_name": "i", "in_axes": (None, 0)}, (make(KEYS[0]), X)),
+    "module as function": lambda: (make(KEYS[0]), {}, (X,)),
+    "result shared": lambda: (mean, {"out_axes": None, **OVER_I}, (make(KEYS[0]), X)),
+    "result moved": lambda: (mixed, {"out_axes": MOVED}, (X, 3)),
     "static argument": lambda: (mixed, {}, (X, 3)),
     "second dimension": lambda: (mixed, {"in_axes": (1, None)}, (X.T, np.float32(2))),
     "unnamed axis": lambda: (lambda x: x + 1, {"axis_size": 8}, (X,)),
@@ -75,23 +51,24 @@ CASES = {  # made when they are asked for: every worker of the tests reads this 
 def test_as_equinox_has_it(name):
     fun, options, args = CASES[name]()
     copies = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, jax.Array) else x, args)
+    ours, theirs = (pmap(fun, **options) for pmap in (jax_dist.filter_pmap, eqx.filter_pmap))
 
-    assert_same(
-        jax_dist.filter_pmap(fun, **options)(*args), eqx.filter_pmap(fun, **options)(*copies)
-    )
+    assert eqx.tree_equal(ours(*args), theirs(*copies))
 
 
-def test_each_constant_has_one_program():
+def test_each_constant_has_one_program_even_if_mapped_again():
     traced = []
 
-    @jax_dist.filter_pmap
     def times(x, how):
         traced.append(how)
         return x * how
 
     numbers = [2, 1, True, 1.0, 0.0, -0.0]
     for how in (*numbers, *numbers):
-        assert_same(times(X, how), X * how)
+        assert eqx.tree_equal(jax_dist.filter_pmap(times)(X, how), X * how)
+    lowered = jax_dist.filter_pmap(times).lower(jax.ShapeDtypeStruct(X.shape, X.dtype), 2)
+
+    assert "sdy.manual_computation" in lowered.as_text()
     assert [str(how) for how in traced] == [str(how) for how in numbers]
 
 
@@ -107,52 +84,39 @@ def test_as_a_method_and_as_a_decorator():
 
 
 def test_under_jit_and_grad():
-    def loss(model, x):
-        return jax_dist.filter_pmap(mean, axis_name="i", in_axes=(None, 0))(model, x).sum()
+    def gradient(map_over):
+        mapped = map_over(mean, **OVER_I)
+        loss = lambda model, x: mapped(model, x).sum()
+        return eqx.filter_jit(eqx.filter_grad(loss))(make(KEYS[0]), X)
 
-    plain = eqx.filter_grad(lambda model, x: jax.vmap(model)(x).mean(0).sum() * 8)(mlp(), X)
-    mapped = eqx.filter_jit(eqx.filter_grad(loss))(mlp(), X)
+    ours, theirs = gradient(jax_dist.filter_pmap), gradient(eqx.filter_vmap)
 
-    for one, other in zip(jax.tree.leaves(mapped), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-def test_functions_are_traced_once_and_lowered():
-    traced = []
-
-    def double(x):
-        traced.append(x)
-        return 2 * x
-
-    for _ in range(2):
-        jax_dist.filter_pmap(double)(X)
-    lowered = jax_dist.filter_pmap(double).lower(jax.ShapeDtypeStruct(X.shape, X.dtype))
-
-    assert len(traced) == 1
-    assert "sdy.manual_computation" in lowered.as_text()
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 class Configured(eqx.Module):
     cfg: object
 
 
-@pytest.mark.parametrize(
-    ("options", "args", "kwargs", "error", "words"),
-    [
-        ({"donate": "some"}, (), {}, ValueError, "donate must be"),
-        ({"donate_argnums": 0}, (), {}, ArgumentTypeError, "takes no donate_argnums"),
-        ({}, (X,), {"y": 3}, ArgumentTypeError, "got keyword arguments: y"),
-        ({}, (X, [{1}]), {}, ArgumentTypeError, "must be hashable: unhashable type: 'set'"),
-        ({}, (Configured({1}), X), {}, ArgumentTypeError, "unhashable type: 'set'"),
-        ({"in_axes": {"y": 0}}, (X, 3), {}, MappedAxisError, "in_axes .* is not a tree prefix"),
-        ({"in_axes": (0, 0, 0)}, (X, 3), {}, MappedAxisError, "in_axes .* is not a tree prefix"),
-        ({"in_axes": (2, None)}, (X, 3), {}, ValueError, "axis 2|in_axes"),
-        ({"out_axes": {**dict.fromkeys(MIXED), "sum": 99}}, (X, 3), {}, ValueError, "axis 99"),
-        ({}, (X, X[:4]), {}, ValueError, "size"),
-        ({"in_axes": "0"}, (X, 3), {}, ArgumentTypeError, "holds '0'"),
-        ({"out_axes": (0, 0)}, (X, 3), {}, MappedAxisError, "out_axes .* is not a tree prefix"),
-    ],
-)
-def test_misuse_is_an_error(options, args, kwargs, error, words):
-    with pytest.raises(error, match=words):
-        jax_dist.filter_pmap(mixed, **options)(*args, **kwargs)
+MISTAKES = {  # words of the error: its class, and the call
+    "donate must be": (ValueError, lambda f: f(mixed, donate="some")),
+    "takes no donate_argnums": (ArgumentTypeError, lambda f: f(mixed, donate_argnums=0)),
+    "got keyword arguments: y": (ArgumentTypeError, lambda f: f(mixed)(X, y=3)),
+    "must be hashable: unhashable": (ArgumentTypeError, lambda f: f(mixed)(X, [{1}])),
+    "type: 'set'": (ArgumentTypeError, lambda f: f(mixed)(Configured({1}), X)),
+    "in_axes {.* is not a tree": (MappedAxisError, lambda f: f(mixed, in_axes={"y": 0})(X, 3)),
+    "in_axes .* is not a tree": (MappedAxisError, lambda f: f(mixed, in_axes=(0, 0, 0))(X, 3)),
+    "out_axes .* is not a tree": (MappedAxisError, lambda f: f(mixed, out_axes=(0, 0))(X, 3)),
+    "axis 2|in_axes": (ValueError, lambda f: f(mixed, in_axes=(2, None))(X, 3)),
+    "axis 99": (ValueError, lambda f: f(mixed, out_axes={**UNMAPPED, "sum": 99})(X, 3)),
+    "size": (ValueError, lambda f: f(mixed)(X, X[:4])),
+    "holds '0'": (ArgumentTypeError, lambda f: f(mixed, in_axes="0")(X, 3)),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_misuse_is_an_error(words):
+    kind, call = MISTAKES[words]
+
+    with pytest.raises(kind, match=words):
+        call(jax_dist.filter_pmap)

@@ -1,7 +1,6 @@
 """`jax_dist.nnx_pmap` beside `flax.nnx.pmap`: the same modules, results and bits."""
 
-import functools
-
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,111 +27,99 @@ class Net(nnx.Module):
         return self.dropout(self.norm(self.linear(x)))
 
 
-def _step(net, optimizer, x):
-    value, gradients = nnx.value_and_grad(lambda net: jnp.mean(net(x) ** 2))(net)
-    optimizer.update(net, jax.lax.pmean(gradients, "i"))
-    return jax.lax.pmean(value, "i")
+def _linear(seed=0):
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
 
 
-def _same(ours, theirs):
-    ours, theirs = (jax.tree.leaves_with_path(nnx.state(tree)) for tree in (ours, theirs))
-    assert [path for path, _ in ours] == [path for path, _ in theirs]
-    for (_, one), (_, other) in zip(ours, theirs, strict=True):
-        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-            one, other = jax.random.key_data(one), jax.random.key_data(other)
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+def _trained(pmap):
+    @pmap(axis_name="i", in_axes=(SAME, SAME, 0), out_axes=None)
+    def step(net, optimizer, x):
+        value, gradients = nnx.value_and_grad(lambda net: jnp.mean(net(x) ** 2))(net)
+        optimizer.update(net, jax.lax.pmean(gradients, "i"))
+        return jax.lax.pmean(value, "i")
 
-
-def _trained(make):
     net = Net(nnx.Rngs(0))
     optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
-    step = make(_step, axis_name="i", in_axes=(SAME, SAME, 0), out_axes=None)
     losses = [step(net, optimizer, X) for _ in range(3)]
     assert net.calls[...] == 3  # what is no parameter comes back, too
     return (net, optimizer), losses
 
 
-def _ensemble(make):
-    keys = jax.random.split(jax.random.key(0), N)
-    nets = make(lambda key: nnx.Linear(2, 5, rngs=nnx.Rngs(key)))(keys)
-    assert nets.kernel.shape == (N, 2, 5)
-    return nets, make(lambda net, x: net(x))(nets, X)
+def _ensemble(pmap):
+    nets = pmap(_linear)(jax.random.split(jax.random.key(0), N))
+    assert nets.kernel.shape == (N, 2, 2)
+    return nets, pmap(lambda net, x: net(x))(nets, X)
 
 
-def _axes_by_kind(make):
+def _axes_by_kind(pmap):
     axes = nnx.StateAxes({nnx.BatchStat: 0, ...: None})
     norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-    norm.mean = nnx.BatchStat(jnp.zeros((N, 2)))
-    norm.var = nnx.BatchStat(jnp.ones((N, 2)))
-    rows = make(in_axes=(axes, 0), axis_name="i")(lambda norm, x: norm(x))(norm, X)
+    norm.mean, norm.var = nnx.BatchStat(jnp.zeros((N, 2))), nnx.BatchStat(jnp.ones((N, 2)))
+    rows = pmap(in_axes=(axes, 0), axis_name="i")(lambda norm, x: norm(x))(norm, X)
     assert len(np.unique(norm.mean[...], axis=0)) == N  # each device has its own
     return norm, rows
 
 
-def _shared_variable(make):
-    one, two = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1))
-    two.kernel = one.kernel
-
+def _shared_variable(pmap):
     def add(one, two, x):
         one.kernel[...] += 1.0
         return two(x)
 
-    rows = make(add, in_axes=(None, None, 0))(one, two, X)
+    one, two = _linear(), _linear(1)
+    two.kernel = one.kernel
+    rows = pmap(add, in_axes=(None, None, 0))(one, two, X)
     assert two.kernel is one.kernel
     return (one, two), rows
 
 
-def _added_variable(make):
+def _added_variable(pmap):
     def sow(net, x):
         net.seen = nnx.Intermediate(x.sum())
         return net.kernel.sum()
 
-    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
-    return net, make(sow, in_axes=(axes, 0))(net, X)
+    net, axes = _linear(), nnx.StateAxes({nnx.Intermediate: 0, ...: None})
+    return net, pmap(sow, in_axes=(axes, 0))(net, X)
 
 
-@pytest.mark.parametrize(
-    "run", [_trained, _ensemble, _axes_by_kind, _shared_variable, _added_variable]
-)
+def _arrays(tree):
+    """Return the state of modules, with the data of random keys in their place."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, nnx.state(tree))
+
+
+RUNS = (_trained, _ensemble, _axes_by_kind, _shared_variable, _added_variable)
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_as_flax_has_it(run):
     (ours, results), (theirs, old_results) = run(jax_dist.nnx_pmap), run(nnx.pmap)
 
-    _same(ours, theirs)
+    chex.assert_trees_all_equal(_arrays(ours), _arrays(theirs), strict=True)
     np.testing.assert_array_equal(results, old_results)
 
 
 def test_static_arguments_and_compilations():
-    traced = []
+    net, traced, counts = _linear(), [], []
 
-    @functools.partial(jax_dist.nnx_pmap, in_axes=(None, 0, None), static_broadcasted_argnums=2)
-    def call(net, x, scale):
+    def scaled(net, x, scale):
         traced.append(scale)
         return scale * net(x)
 
-    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    old = nnx.pmap(
-        lambda net, x, scale: scale * net(x),
-        in_axes=(None, 0, None),
-        static_broadcasted_argnums=2,
-    )
-    for _ in range(2):
-        np.testing.assert_array_equal(call(net, X, 2), old(net, X, 2))
-    once = len(traced)
-    call(net, X, 2)
-    assert len(traced) == once
-    call(net, X, 3)
-    assert len(traced) > once
+    options = {"in_axes": (None, 0, None), "static_broadcasted_argnums": 2}
+    ours, theirs = jax_dist.nnx_pmap(scaled, **options), nnx.pmap(scaled, **options)
+    expected = {scale: theirs(net, X, scale) for scale in (2, 3)}
+    for scale in (2, 2, 2, 3):
+        np.testing.assert_array_equal(ours(net, X, scale), expected[scale])
+        counts.append(len(traced))
+    assert counts[1] == counts[2] < counts[3]
 
 
 def test_methods_and_axes_that_do_not_fit():
-    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    net = _linear()
     call = jax_dist.nnx_pmap(nnx.Linear.__call__, in_axes=(None, 0))
     np.testing.assert_allclose(call(net, X), net(X), rtol=1e-6)
 
     with pytest.raises(ValueError, match="does not support bound methods"):
         jax_dist.nnx_pmap(net.__call__)
-    call = jax_dist.nnx_pmap(lambda one, two, x: one(x), in_axes=(None, 0, 0))
     with pytest.raises(ValueError, match="Inconsistent aliasing"):
-        call(net, net, X)
+        jax_dist.nnx_pmap(lambda one, two, x: one(x), in_axes=(None, 0, 0))(net, net, X)
