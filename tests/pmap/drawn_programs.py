@@ -77,10 +77,6 @@ def _plain(rng: random.Random) -> _Body:
     ])  # fmt: skip
 
 
-def _halved(_: Callable, x: jax.Array) -> jax.Array:
-    return x / 2
-
-
 def _custom_jvp(body: _Body, rule: _Body) -> _Body:
     call = jax.custom_jvp(body)
     call.defjvp(lambda x, dx: (call(*x), rule(x[0]) * dx[0]))
@@ -155,7 +151,7 @@ def _wrapped(rng: random.Random, body: _Body, other: _Body) -> _Body:
         lambda x: lax.cond(_index() > 2, jnp.sin, jnp.cos, body(x)),
         lambda x: lax.switch(_index() % 3, [jnp.sin, jnp.cos, lambda x: x], body(x)),
         lambda x: lax.associative_scan(jnp.add, jnp.stack([x, body(x)]))[1],
-        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), _halved, _halved),
+        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), *[lambda _, y: y / 2] * 2),
         lambda x: lax.custom_root(
             lambda v: v * 2 - body(x), x, lambda _, v: body(x) / 2, lambda _, y: y / 2
         ),

@@ -55,15 +55,14 @@ def _differences(seed: int) -> list[str]:
     return [f"{label}: {type(error).__name__}: {error}, with jax.pmap {theirs!r}"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, 36, 6))
-def test_a_drawn_program_is_right_or_refused(first: int):
-    assert [line for seed in range(first, first + 6) for line in _differences(seed)] == []
+_SEEDS = [
+    *(pytest.param(range(k, k + 6), marks=pytest.mark.thorough) for k in range(0, 36, 6)),
+    *(pytest.param(range(k, k + 50), marks=pytest.mark.slow) for k in range(36, 5036, 50)),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(36, 5036, 50))
-def test_5_000_drawn_programs(first: int):
-    lines = [line for seed in range(first, first + 50) for line in _differences(seed)]
+@pytest.mark.parametrize("seeds", _SEEDS, ids=str)
+def test_a_drawn_program_is_right_or_refused(seeds: range):
+    lines = [line for seed in seeds for line in _differences(seed)]
     jax.clear_caches()
     assert lines == []

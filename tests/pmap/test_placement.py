@@ -15,23 +15,18 @@ _TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": 3, "b": jnp.one
 _EIGHT = np.arange(8, dtype=np.float32)
 
 
-def test_replicate_puts_a_copy_on_each_device():
+def test_replicate_puts_a_copy_on_each_device_on_some_or_on_those_of_a_mesh():
     result = jax_dist.replicate(_TREE)
+    some = jax_dist.replicate(1.0, jax.devices()[2:5])
 
     chex.assert_trees_all_equal(result, _TREE)
     for leaf in jax.tree.leaves(result):
         assert leaf.sharding.is_fully_replicated
         assert [shard.device for shard in leaf.addressable_shards] == jax.devices()
+    assert [shard.device for shard in some.addressable_shards] == jax.devices()[2:5]
+    assert jax_dist.replicate(1.0, mesh("i")).sharding == NamedSharding(mesh("i"), P())
     mapped = jax_dist.pmap(lambda t, x: t["w"].sum() + x, in_axes=(None, 0))
     assert mapped(result, np.zeros(8)).tolist() == [15.0] * 8
-
-
-def test_replicate_takes_devices_or_a_mesh():
-    some = jax_dist.replicate(1.0, jax.devices()[2:5])
-    meshed = jax_dist.replicate(1.0, mesh("i"))
-
-    assert [shard.device for shard in some.addressable_shards] == jax.devices()[2:5]
-    assert meshed.sharding == NamedSharding(mesh("i"), P())
 
 
 def test_shard_cuts_by_one_spec_or_by_a_tree_of_them():

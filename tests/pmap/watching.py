@@ -31,17 +31,14 @@ def _listen() -> None:
     jax.monitoring.register_event_duration_secs_listener(append)
 
 
-def compiles_so_far() -> int:
-    """Since this was first asked for."""
-    _listen()
-    return len(_compiled)
-
-
 @contextlib.contextmanager
-def compiles(expected: int):
-    before = compiles_so_far()
+def compiles(expected: int, *names: str):
+    """Assert how many programs are compiled meanwhile: all, or those of functions of these names."""
+    _listen()
+    before = len(_compiled)
     yield
-    assert compiles_so_far() - before == expected
+    new = [name.rstrip(")") for name in _compiled[before:]]
+    assert len([name for name in new if name.endswith(names or "")]) == expected, new
 
 
 def lies_on(array, devices, *, depth=1):
@@ -66,10 +63,3 @@ def python_calls(call):
     finally:
         sys.setprofile(None)
     return names
-
-
-@contextlib.contextmanager
-def compilations(*names):
-    """Give a function that counts the programs of these functions that were compiled meanwhile."""
-    before = compiles_so_far()
-    yield lambda: sum(name.rstrip(")").endswith(names) for name in _compiled[before:])
