@@ -22,6 +22,7 @@ _EVEN = [[0, 2], [3, 1]]
 _PAIRS = [(0, 3), (3, 1)]
 _TABLE = np.arange(6.0, dtype=np.float32)
 _index = lambda: lax.axis_index(_AXIS)
+_half = lambda _, x: x / 2
 
 
 def _groups(rng: random.Random) -> list[list[int]]:
@@ -151,10 +152,8 @@ def _wrapped(rng: random.Random, body: _Body, other: _Body) -> _Body:
         lambda x: lax.cond(_index() > 2, jnp.sin, jnp.cos, body(x)),
         lambda x: lax.switch(_index() % 3, [jnp.sin, jnp.cos, lambda x: x], body(x)),
         lambda x: lax.associative_scan(jnp.add, jnp.stack([x, body(x)]))[1],
-        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), *[lambda _, y: y / 2] * 2),
-        lambda x: lax.custom_root(
-            lambda v: v * 2 - body(x), x, lambda _, v: body(x) / 2, lambda _, y: y / 2
-        ),
+        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), _half, _half),
+        lambda x: lax.custom_root(lambda v: v * 2 - body(x), x, lambda _, v: body(x) / 2, _half),
         lambda x: lax.composite(body, "my.body")(x),
         lambda x: jax.pure_callback(np.negative, x, body(x), vmap_method="sequential"),
         lambda x: jax.pure_callback(np.sin, x, body(x), vmap_method="expand_dims"),

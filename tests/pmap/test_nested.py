@@ -93,15 +93,10 @@ def test_three_deep():
 def _and_another(name, size):
     """Map over "j", and then over another axis."""
 
-    def nested(pmap):
-        def outer(x):
-            a = pmap(lambda y: lax.psum(y, ("i", "j")), "j")(x)
-            b = pmap(lambda y: lax.psum(y, name) + lax.axis_index(name), name)(x[:size])
-            return a.sum() + b
-
-        return pmap(outer, "i")
-
-    return nested
+    summed = lambda y: lax.psum(y, ("i", "j"))
+    indexed = lambda y: lax.psum(y, name) + lax.axis_index(name)
+    outer = lambda pmap, x: pmap(summed, "j")(x).sum() + pmap(indexed, name)(x[:size])
+    return lambda pmap: pmap(lambda x: outer(pmap, x), "i")
 
 
 _VMAPPED = {  # the inner one, or one of two

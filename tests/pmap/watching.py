@@ -33,7 +33,7 @@ def _listen() -> None:
 
 @contextlib.contextmanager
 def compiles(expected: int, *names: str):
-    """Assert how many programs are compiled meanwhile: all, or those of functions of these names."""
+    """Assert how many programs are compiled meanwhile: all, or those of functions so named."""
     _listen()
     before = len(_compiled)
     yield
