@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import operator
 import weakref
 
 import chex
@@ -21,10 +22,6 @@ _EIGHT = np.arange(8.0, dtype=np.float32)
 
 def _double(x):
     return 2 * x
-
-
-def _times(n, x):
-    return n * x
 
 
 def test_decorating_again_compiles_once():
@@ -121,7 +118,7 @@ def test_python_runs_once_for_a_signature(case):
 _STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
     "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
     "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
-    "static": (jax_dist.pmap(_times, static_broadcasted_argnums=0), lambda f, x: f(2, x)),
+    "static": (jax_dist.pmap(operator.mul, static_broadcasted_argnums=0), lambda f, x: f(2, x)),
     "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
     "a captured array": (jax_dist.pmap(lambda x: x + _LARGE[0]), lambda f, x: f(x)),
 }

@@ -47,10 +47,6 @@ def _pmap(fun: Callable, **options: Any) -> Callable:
     return jax_dist.pmap(fun, "i", **options)
 
 
-def _global(fun: Callable, **options: Any) -> Callable:
-    return jax_dist.pmap(fun, "i", arrays="global", **options)
-
-
 def _psum(x: jax.Array) -> jax.Array:
     return lax.psum(x, "i")
 
@@ -175,50 +171,41 @@ def captured_values_are_those_of_each_process() -> None:
 
 def global_arrays_are_never_halved() -> None:
     """Check that no NumPy array of one process is taken as global, which gives 6 or 22 for 28."""
-    step = _global(lambda s, b: s + _psum(b), donate_argnums=0)
+    step = _pmap(lambda s, b: s + _psum(b), donate_argnums=0, arrays="global")
     state: Any = np.zeros(jax.local_device_count(), np.float32)
     for _ in range(3):
         state = step(state, _own())  # the batch is NumPy and holds the slices of this process
     placed = jax_dist.shard(_own(), Mesh(np.array(jax.devices()), ("z",)), P("z"))
-    sums = _global(_psum)(placed), jax.jit(_global(_psum))(placed)
+    sums = _whole_sum(placed), jax.jit(_whole_sum)(placed)
 
     assert (state.shape, state.is_fully_addressable) == ((8,), False)
     assert _slices(state) == [84.0] * 4
     assert [_slices(array) for array in sums] == [[28.0] * 4] * 2
 
 
-def _alternating_devices() -> list[jax.Device]:
-    return [d for pair in zip(jax.devices()[:4], jax.devices()[4:], strict=True) for d in pair]
-
-
-def _add(x: jax.Array, y: jax.Array) -> jax.Array:
-    return x + y
-
-
+_add = lambda x, y: x + y
+_whole_sum = lambda x: _pmap(_psum, arrays="global")(x)
+_in_turn = lambda: np.array(jax.devices()).reshape(2, 4).T.ravel()  # devices of each process
 _MISFIT = "pass the 4 slices of this process, or global arrays of 8"
 _MISTAKES = {  # by the class of the error: words of its text, and the call
     errors.MappedAxisError: {
         f"{_MISFIT} (x: 4, y: 5)": lambda: _pmap(_add)(_own(), np.ones(5)),
         f"{_MISFIT} (x: 4, y: 8)": lambda: _pmap(_add)(_own(), np.ones(8)),
-        f"{_MISFIT} (x: 4, y: 3)": lambda: _global(_add)(_own(), np.ones(3)),
+        f"{_MISFIT} (x: 4, y: 3)": lambda: _pmap(_add, arrays="global")(_own(), np.ones(3)),
         "axis_size=4 does not match the mapped axis": lambda: _pmap(_psum, axis_size=4)(_own()),
     },
     errors.DeviceCountError: {
-        "'_psum' needs 6 devices, but there are 4": lambda: _pmap(_psum)(np.ones(6)),
-        "'_psum' needs 8 devices, but there are 4": lambda: _pmap(_psum)(np.ones(8)),
-        "'_step' needs 8 devices, but there are 4": lambda: _global(_step)(np.ones(8)),
-        "cannot spread an axis of size 7 evenly over 2 processes": lambda: jax.jit(_global(_psum))(
-            np.ones(7)
-        ),
-        "'_psum' cannot be traced over these devices": lambda: jax.jit(
-            _pmap(_psum, devices=_alternating_devices())
-        )(_own()),
+        "needs 6 devices, but there are 4": lambda: _pmap(_psum)(np.ones(6)),
+        "needs 8 devices, but there are 4": lambda: _pmap(_psum)(np.ones(8)),
+        "8 devices, but there are 4": lambda: _whole_sum(np.ones(8)),
+        "an axis of size 7 evenly over 2 processes": lambda: jax.jit(_whole_sum)(np.ones(7)),
+        "be traced over these devices": lambda: jax.jit(_pmap(_psum, devices=_in_turn()))(_own()),
     },
     errors.ArgumentError: {
         "got an array of this process only, while traced": lambda: jax.grad(
             lambda x: _pmap(_psum)(x).sum()
         )(_pmap(_psum)(_own())),
-        "device_put_replicated got devices of other processes. Pass jax.local_devices()": lambda: (
+        "got devices of other processes. Pass jax.local_devices()": lambda: (
             jax_dist.device_put_replicated(_own(), jax.devices())
         ),
     },
@@ -260,7 +247,7 @@ def call_without_waiting() -> dict[str, list]:
     """Run in every process; by case, the last of many results of a collective."""
     zeros = np.zeros((jax.local_device_count(), 256), np.float32)
     same = _pmap(lambda x: lax.pmean(x, "i") + 1)
-    donating = _global(lambda x: lax.pmean(x, "i") + 1, donate_argnums=0)
+    donating = _pmap(lambda x: lax.pmean(x, "i") + 1, donate_argnums=0, arrays="global")
     several = [_pmap(lambda x, n=n: lax.pmean(x, "i") + n) for n in range(4)]
 
     def feed_back(mapped: Callable) -> Any:
