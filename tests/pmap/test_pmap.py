@@ -77,14 +77,15 @@ def test_the_result_looks_like_the_function():
         """Take a step."""
         return state
 
-    step.answer = 42
+    step.answer, step.lower = 42, "an attribute that would hide a method"
     mapped = jax_dist.pmap(step)
 
     assert (mapped.__name__, mapped.__doc__, mapped.answer) == ("step", "Take a step.", 42)
     assert mapped.__wrapped__ is step
+    assert mapped.lower(_EIGHT).out_info.shape == (8,)
     # `functools.wraps` and `jax.wraps` copy attributes: a gradient must not get our `trace`.
     assert set(vars(mapped)) == {"__module__", "__doc__", "__annotations__", "answer"}
-    for wrapper in (functools.wraps(mapped)(step), jax.grad(mapped)):
+    for wrapper in (functools.wraps(mapped)(lambda x: x), jax.grad(mapped)):
         assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
 
 

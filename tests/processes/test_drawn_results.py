@@ -14,7 +14,7 @@ def compare(first: int, last: int) -> list[str]:
     import numpy as np
 
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "pmap"))
-    from drawn_programs import draw_results
+    from test_drawn_programs import draw_results
 
     import jax_dist
 
