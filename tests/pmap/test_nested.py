@@ -14,8 +14,8 @@ import jax_dist
 _X = np.arange(8.0, dtype=np.float32).reshape(2, 4)
 
 
-def _vmap(fun, axis_name=None):
-    return jax.vmap(fun, axis_name=axis_name or "unnamed")
+def _vmap(fun, axis_name=None, **options):
+    return jax.vmap(fun, axis_name=axis_name or "unnamed", **options)
 
 
 def _twice(outer_name, inner_name, body):
@@ -43,6 +43,14 @@ def _one_after_the_other(pmap):
     return pmap(lambda row: indexed(summed(row)), "i")
 
 
+def _over_columns(pmap):
+    def outer(row):
+        inner = pmap(lambda column: column @ row[:2] + lax.psum(row[1], "i"), "j", in_axes=1)
+        return inner(jnp.stack([row, row + 1]))  # [2, 4]
+
+    return pmap(outer, "i")
+
+
 def _kernel(y):
     def run(source, target):
         target[...] = jnp.cos(source[...])
@@ -59,6 +67,7 @@ _CASES = {  # on `[2, 4]`
     "no inner name": _twice("i", None, lambda y: y * 2),
     "indices and permutations": _twice("i", "j", _turned_and_indexed),
     "one after the other": _one_after_the_other,
+    "over columns": _over_columns,
     "a kernel": _twice("i", "j", _kernel),
     "a gather": _twice("i", "j", lambda y: lax.all_gather(lax.all_gather(y, "j").sum(), "i").sum()),
     "a slice": _closing_over(lambda row: row, lambda row: row[lax.axis_index("j")]),

@@ -89,17 +89,6 @@ def test_the_result_looks_like_the_function():
         assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
-@pytest.mark.parametrize("axis", [0, 1, None])
-def test_results_of_size_zero_are_placed_as_by_jax_pmap(shape, axis):
-    body = lambda x: (jnp.zeros(shape), x)
-    ours, theirs = (
-        pmap(body, "i", out_axes=(axis, 0))(_EIGHT)[0] for pmap in (jax_dist.pmap, jax.pmap)
-    )
-
-    assert (ours.shape, ours.sharding) == (theirs.shape, theirs.sharding)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_a_shorter_axis_takes_the_first_devices(count):
     result = jax_dist.pmap(lambda x: x - lax.pmean(x, "i"), "i")(_EIGHT[:count])
