@@ -3,7 +3,6 @@
 
 import gc
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -21,9 +20,12 @@ _SPLIT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))
 
 
 @pytest.fixture(autouse=True)
-def _no_garbage_of_other_tests() -> None:
-    """Else it is freed within a step, and the step seems to leave less."""
+def _no_garbage_collection():
+    """Else garbage is freed within a step, which then seems to leave less."""
     gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def test_what_is_left_is_named_by_device_and_type():
@@ -40,41 +42,33 @@ def test_what_is_left_is_named_by_device_and_type():
     )
 
 
-def _cycle(kept: list) -> None:
-    ring: list = [jnp.ones(4)]
+def _cycle(kept):
+    ring = [jnp.ones(4)]
     ring.append(ring)
 
 
-def _donating_step(kept: list) -> None:
+def _donating_step(kept):
     kept[0] = jax.jit(lambda x: x + 1, donate_argnums=0)(kept[0])
 
 
-def _keys_and_deleted(kept: list) -> None:
+def _keys_and_deleted(kept):
     jnp.ones(3).delete()
     kept[0] = jax.random.split(jax.random.key(0), 1)[0]
 
 
 @pytest.mark.parametrize("act", [_cycle, _donating_step, _keys_and_deleted])
-def test_what_is_no_growth(act: Callable) -> None:
+def test_what_is_no_growth(act):
     kept = [jnp.zeros(8)]
-    gc.disable()
-    try:
-        for _ in range(2):
-            with memory_guard():
-                act(kept)
-    finally:
-        gc.enable()
+    for _ in range(2):
+        with memory_guard():
+            act(kept)
 
 
 def test_garbage_of_before_hides_no_growth():
     kept = []
-    gc.disable()
-    try:
-        _cycle(kept)
-        with pytest.raises(MemoryGrowthError, match="holds 12 bytes more"), memory_guard():
-            kept.append(jnp.ones(3))
-    finally:
-        gc.enable()
+    _cycle(kept)
+    with pytest.raises(MemoryGrowthError, match="holds 12 bytes more"), memory_guard():
+        kept.append(jnp.ones(3))
 
 
 def test_two_arrays_of_one_buffer_count_once():
