@@ -1,9 +1,6 @@
 """Programs as the compilers of TPUs and GPUs make them, without the hardware.
 
-    pip install 'jax[tpu]'                    # or jax[cuda12]
-    python -m pytest tests/plan -m tpu_compiler --optimised
-
-`-m gpu_compiler` does the same for H100s.
+BUILD.md has the commands: `-m tpu_compiler` or `-m gpu_compiler`, with `--optimised`.
 """
 
 import collections
@@ -37,12 +34,6 @@ def mlp_loss(params, x):
     return jnp.mean((hidden @ params["last"]) ** 2)
 
 
-def sgd(params, x):
-    loss, gradient = jax.value_and_grad(mlp_loss)(params, x)
-    gradient, loss = lax.pmean((gradient, loss), "i")
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
-
-
 def conv_loss(kernel, x):
     layout = ("NHWC", "HWIO", "NHWC")
     out = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
@@ -51,81 +42,64 @@ def conv_loss(kernel, x):
     return jnp.mean(jax.nn.relu((out - mean) * lax.rsqrt(square - mean * mean + 1e-5)) ** 2)
 
 
-def conv_step(kernel, x):
-    return kernel - 0.1 * lax.pmean(jax.grad(conv_loss)(kernel, x), "i")
-
-
-def noise(key, x):
-    key = jax.random.fold_in(key, lax.axis_index("i"))
-    return lax.pmean(x + jax.random.normal(key, x.shape), "i")
-
-
-def experts(x, w):
-    sent = lax.all_to_all(x, "i", 0, 0, tiled=True)
-    return lax.all_to_all(jax.nn.gelu(sent @ w), "i", 0, 0, tiled=True)
-
-
-def until_small(x):
-    return lax.while_loop(lambda x: lax.pmax(jnp.max(x), "i") > 1, lambda x: x * 0.5, x)
-
-
-def clipped(params, x):
-    gradient = lax.pmean(jax.grad(mlp_loss)(params, x), "i")
-    norm = jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(gradient)))
-    scale = jnp.minimum(1.0, 1.0 / norm)
-    return jax.tree.map(lambda p, g: p - scale * g, params, gradient)
-
-
-def accumulated(params, x):
-    def add(total, part):
-        return jax.tree.map(jnp.add, total, jax.grad(mlp_loss)(params, part)), None
-
-    total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), x.reshape(4, -1, x.shape[-1]))
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(total, "i"))
-
-
 def attention_loss(params, tokens):
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     x = half["words"][tokens[:, :-1]]
     past = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
 
-    def block(x, own):
-        q, k, v = (x @ own[name] for name in ("q", "k", "v"))
+    def block(x, layer):
+        q, k, v = (x @ layer[name] for name in ("q", "k", "v"))
         scores = jnp.where(past, q @ k.transpose(0, 2, 1), -1e9).astype(jnp.float32)
-        return x + (jax.nn.softmax(scores).astype(x.dtype) @ v) @ own["out"], None
+        return x + (jax.nn.softmax(scores).astype(x.dtype) @ v) @ layer["out"], None
 
     x, _ = lax.scan(jax.checkpoint(block), x, half["blocks"])
     scores = (x @ half["words"].T).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean()
 
 
-OPTIMISER = optax.adamw(1e-3)
+mlp_gradient = jax.value_and_grad(mlp_loss)
 
 
-def transformer(state, tokens):
-    params, optimiser = state
-    loss, gradient = jax.value_and_grad(attention_loss)(params, tokens)
-    gradient, loss = lax.pmean((gradient, loss), "i")
-    updates, optimiser = OPTIMISER.update(gradient, optimiser, params)
-    return (optax.apply_updates(params, updates), optimiser), loss
+def accumulated(params, x):
+    """Return the loss and the gradient of the MLP, summed over four parts of a batch."""
+    add = lambda total, part: (jax.tree.map(jnp.add, total, mlp_gradient(params, part)), None)
+    zeros = (0.0, jax.tree.map(jnp.zeros_like, params))
+    return lax.scan(add, zeros, x.reshape(4, -1, x.shape[-1]))[0]
 
 
+def training(gradient_of, params, batch, optimizer):
+    """Return a step that averages gradients and updates the parameters, and its arguments."""
+
+    def step(state, batch):
+        params, rest = state
+        loss, gradient = lax.pmean(gradient_of(params, batch), "i")
+        updates, rest = optimizer.update(gradient, rest, params)
+        return (optax.apply_updates(params, updates), rest), loss
+
+    return step, [(params, jax.eval_shape(optimizer.init, params)), batch]
+
+
+_TABLE = np.ones((128, 128), np.float32)  # which functions capture
+_X, _X_HALF, _KEY = of(128, 128), of(128, 128, dtype=jnp.bfloat16), of(2, dtype="uint32")
+_MLP = {"first": of(128, 256), "bias": of(256), "last": of(256, 128)}, of(32, 128)
+_CONV = of(3, 3, 16, 16), of(2, 16, 16, 16)
 _BLOCKS = {name: of(2, 256, 256) for name in ("q", "k", "v", "out")}
-_LAYERS = {"words": of(1024, 256), "blocks": _BLOCKS}
-_STATE = (_LAYERS, jax.eval_shape(OPTIMISER.init, _LAYERS))
-_X, _X_HALF = of(128, 128), of(128, 128, dtype=jnp.bfloat16)
-_KEY, _TOKENS = of(2, dtype="uint32"), of(4, 129, dtype="int32")
-_MLP = {"first": of(128, 256), "bias": of(256), "last": of(256, 128)}
-_ROWS = of(32, 128)
+_TRANSFORMER = {"words": of(1024, 256), "blocks": _BLOCKS}, of(4, 129, dtype="int32")
 
 
 def programs(n):
     """Return 21 programs: the function of one device, its arguments, and options of pmap."""
     ring = [(place, (place + 1) % n) for place in range(n)]
     halves = [[*range(n // 2)], [*range(n // 2, n)]]
+    swap = lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True)
     scan = lambda x: lax.scan(lambda c, _: (lax.pmean(c @ c, "i"), None), x, None, length=4)[0]
+    is_large = lambda x: lax.pmax(jnp.max(x), "i") > 1
     branch = lambda x: lax.cond(lax.psum(x.sum(), "i") > 0, jnp.sin, jnp.cos, x)
-    donated = {"donate_argnums": 0}
+    key_here = lambda key: jax.random.fold_in(key, lax.axis_index("i"))
+    noise = lambda key, x: lax.pmean(x + jax.random.normal(key_here(key), x.shape), "i")
+    conv_gradient, attention_gradient = map(jax.value_and_grad, (conv_loss, attention_loss))
+    sgd, adamw, donated = optax.sgd(0.1), optax.adamw(1e-3), {"donate_argnums": 0}
+    clipping = optax.chain(optax.clip_by_global_norm(1.0), sgd)
     return {
         "psum": (lambda x: lax.psum(x, "i"), [_X], {}),
         "psum of bfloat16": (lambda x: lax.psum(x @ x, "i"), [_X_HALF], {}),
@@ -134,20 +108,20 @@ def programs(n):
         "psum_scatter": (lambda x: lax.psum_scatter(x, "i", tiled=True), [of(16 * n, 128)], {}),
         "all_gather": (lambda x: jnp.sin(lax.all_gather(x, "i", tiled=True)), [_X], {}),
         "ppermute": (lambda x: lax.ppermute(x, "i", ring), [_X], {}),
-        "all_to_all twice": (experts, [of(n, 8, 128), _X], {}),
+        "all_to_all twice": (lambda x, w: swap(jax.nn.gelu(swap(x) @ w)), [of(n, 8, 128), _X], {}),
         "axis_index": (lambda x: x * lax.axis_index("i"), [_X], {}),
         "pmean in a scan": (scan, [_X], {}),
-        "pmax in the condition of a while": (until_small, [_X], {}),
+        "pmax as a condition": (lambda x: lax.while_loop(is_large, lambda x: x * 0.5, x), [_X], {}),
         "cond on a psum": (branch, [_X], {}),
         "random numbers of each device": (noise, [_KEY, _X], {"in_axes": (None, 0)}),
         "axes 1 in and out": (lambda x: x - lax.pmean(x, "i"), [_X], {"in_axes": 1, "out_axes": 1}),
         "a shared result": (lambda x: lax.pmean(x @ x, "i"), [_X], {"out_axes": None}),
-        "SGD": (sgd, [_MLP, _ROWS], {}),
-        "SGD, donated": (sgd, [_MLP, _ROWS], donated),
-        "SGD with clipping": (clipped, [_MLP, _ROWS], donated),
-        "accumulated gradients": (accumulated, [_MLP, _ROWS], donated),
-        "convolution with batch norm": (conv_step, [of(3, 3, 16, 16), of(2, 16, 16, 16)], donated),
-        "a transformer with adamw, donated": (transformer, [_STATE, _TOKENS], donated),
+        "SGD": (*training(mlp_gradient, *_MLP, sgd), {}),
+        "SGD, donated": (*training(mlp_gradient, *_MLP, sgd), donated),
+        "SGD with clipping": (*training(mlp_gradient, *_MLP, clipping), donated),
+        "accumulated gradients": (*training(accumulated, *_MLP, sgd), donated),
+        "convolution with batch norm": (*training(conv_gradient, *_CONV, sgd), donated),
+        "a transformer, adamw": (*training(attention_gradient, *_TRANSFORMER, adamw), donated),
     }
 
 
@@ -163,15 +137,16 @@ def mapped_types(program, devices):
     return jax.tree.map(stacked, axes, tuple(args), is_leaf=lambda x: x is None)
 
 
-def lower_both(program, machine):
-    """Return the programs by jax.pmap and by jax_dist.pmap, lowered."""
+def compile_both(program, machine):
+    """Compile a program by jax.pmap and by jax_dist.pmap."""
     types = mapped_types(program, len(machine.devices))
     options = {"axis_name": "i", "devices": machine.devices, **program[2]}
-    return [pmap(program[0], **options).lower(*types) for pmap in (jax.pmap, jax_dist.pmap)]
+    mapped = [pmap(program[0], **options) for pmap in (jax.pmap, jax_dist.pmap)]
+    return [function.lower(*types).compile() for function in mapped]
 
 
 def instructions(compiled):
-    """Of the optimised program: no names, no lines of the source."""
+    """Count the instructions of an optimised program, without names and lines of the source."""
     text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
     lines = [line.strip() for line in text.splitlines() if " = " in line]
     return collections.Counter(re.sub(r"%[\w.\-]+", "%", line) for line in lines)
@@ -184,7 +159,7 @@ def test_21_programs_are_those_of_jax_pmap(name):
     different = {}
 
     for title, program in table.items():
-        theirs, ours = (each.compile() for each in lower_both(program, machine))
+        theirs, ours = compile_both(program, machine)
         before, after = instructions(theirs), instructions(ours)
         aliases = [each.memory_analysis().alias_size_in_bytes for each in (theirs, ours)]
         assert before
@@ -198,7 +173,7 @@ def test_21_programs_are_those_of_jax_pmap(name):
 def test_a_gather_that_is_only_reduced_is_gone(name):
     program = (lambda x: (lax.all_gather(x, "i") ** 2).sum(0), (_X,), {})
 
-    theirs, ours = (each.compile() for each in lower_both(program, jax_dist.topology(name)))
+    theirs, ours = compile_both(program, jax_dist.topology(name))
 
     programs = [Module.parse(each.as_text()).collectives() for each in (theirs, ours)]
     kinds = [[(one.kind, one.count) for one in program] for program in programs]
@@ -229,18 +204,16 @@ def test_a_plan_agrees_with_the_compiler(name):
     machine = jax_dist.topology(name)
     program = programs(len(machine.devices))["SGD, donated"]
 
-    rows = plan(jax.pmap(sgd, "i", donate_argnums=0), *mapped_types(program, 16), on=name).rows
+    mapped = jax.pmap(program[0], "i", donate_argnums=0)
+    rows = plan(mapped, *mapped_types(program, 16), on=name).rows
 
-    memory = lower_both(program, machine)[0].compile().memory_analysis()
+    memory = compile_both(program, machine)[0].memory_analysis()
     assert [row.strategy for row in rows] == ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
     assert rows[0].program.argument_bytes == memory.argument_size_in_bytes
     assert rows[0].program.temp_bytes == memory.temp_size_in_bytes
     assert rows[0].needed == memory.peak_memory_in_bytes
     assert all(row.fits and row.memory == machine.memory for row in rows)
     assert {each.size for row in rows for each in row.program.collectives} == {16}
-
-
-_TABLE = np.ones((128, 128), np.float32)
 
 
 @pytest.mark.filterwarnings("ignore::jax_dist.errors.CapturedArrayWarning")

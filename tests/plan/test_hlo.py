@@ -32,51 +32,35 @@ def _scan(body, length):
     return lambda x: lax.scan(body, x, None, length=length)[0]
 
 
-def _nested(x, _):
-    inner = _scan(lambda x, _: (lax.psum(x, "j") * 0.5, None), 3)
-    return lax.psum(inner(x), "i") * 0.25, None
-
-
-def _if_large(x):
-    return lax.cond(x[0, 0] > 3, lambda x: lax.psum(x, "i"), lambda x: x + 1, x)
-
-
-def _switch(x, index):
-    branches = [lambda x, n=n: lax.psum(x * n, "i") for n in (1.0, 2.0, 3.0)]
-    return lax.switch(index, branches, x) * 0.1, None
-
+_inner = _scan(lambda x, _: (lax.psum(x, "j") * 0.5, None), 3)
+_nested = lambda x, _: (lax.psum(_inner(x), "i") * 0.25, None)
+_if_large = lambda x: lax.cond(x[0, 0] > 3, lambda x: lax.psum(x, "i"), lambda x: x + 1, x)
+_branches = [lambda x, n=n: lax.psum(x * n, "i") for n in (1.0, 2.0, 3.0)]
+_switch = lambda x, index: (lax.switch(index, _branches, x) * 0.1, None)
 
 UNKNOWN, BRANCH = "in a loop of unknown length", "in a branch"
 PROGRAMS = {  # the function of one device, its in_specs, and kind, axes, size, count, bytes, moved
     "psum over i": (lambda x: lax.psum(x, "i"), "ij", [("all-reduce", "i", 4, 1, 24, 36.0)]),
-    "all_gather over both, the minor one first": (
-        lambda x: lax.all_gather(x, ("j", "i")).sum(0), "ij",
-        [("all-gather", "ij", 8, 1, 192, 168.0)]),
-    "psum_scatter": (
-        lambda x: lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True), "i",
-        [("reduce-scatter", "j", 2, 1, 24, 24.0)]),
-    "ppermute around a ring": (
-        lambda x: lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3), (3, 0)]), "ij",
-        [("collective-permute", "i", 4, 1, 24, 24.0)]),
-    "all_to_all": (
-        lambda x: lax.all_to_all(x, "j", 1, 0, tiled=True), "i",
-        [("all-to-all", "j", 2, 1, 48, 24.0)]),
-    "groups that are no axis": (
-        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]), "ij",
-        [("all-reduce", "", 2, 1, 24, 24.0)]),
-    "scans multiply": (
-        _scan(_nested, 5), "ij",
-        [("all-reduce", "j", 2, 15, 24, 24.0), ("all-reduce", "i", 4, 5, 24, 36.0)]),
+    "all_gather over both, the minor one first": (lambda x: lax.all_gather(x, ("j", "i")).sum(0),
+        "ij", [("all-gather", "ij", 8, 1, 192, 168.0)]),
+    "psum_scatter": (lambda x: lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True),
+        "i", [("reduce-scatter", "j", 2, 1, 24, 24.0)]),
+    "ppermute around a ring": (lambda x: lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+        "ij", [("collective-permute", "i", 4, 1, 24, 24.0)]),
+    "all_to_all": (lambda x: lax.all_to_all(x, "j", 1, 0, tiled=True),
+        "i", [("all-to-all", "j", 2, 1, 48, 24.0)]),
+    "groups that are no axis": (lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+        "ij", [("all-reduce", "", 2, 1, 24, 24.0)]),
+    "scans multiply": (_scan(_nested, 5),
+        "ij", [("all-reduce", "j", 2, 15, 24, 24.0), ("all-reduce", "i", 4, 5, 24, 36.0)]),
     "the condition of a while": (
         lambda x: lax.while_loop(lambda x: lax.psum(x.sum(), ("i", "j")) < 9, lambda x: x + 1, x),
         "ij", [("all-reduce", "ij", 8, 1, 4, 7.0, UNKNOWN)]),
     "a branch": (_if_large, "ij", [("all-reduce", "i", 4, 1, 24, 36.0, BRANCH)]),
-    "a branch in a while": (
-        lambda x: lax.while_loop(lambda x: x[0, 0] < 1e5, _if_large, x), "ij",
-        [("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)]),
-    "a switch in a scan": (
-        lambda x: lax.scan(_switch, x, jnp.arange(7) % 3)[0], "ij",
-        [("all-reduce", "i", 4, 21, 24, 36.0, BRANCH)]),
+    "a branch in a while": (lambda x: lax.while_loop(lambda x: x[0, 0] < 1e5, _if_large, x),
+        "ij", [("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)]),
+    "a switch in a scan": (lambda x: lax.scan(_switch, x, jnp.arange(7) % 3)[0],
+        "ij", [("all-reduce", "i", 4, 21, 24, 36.0, BRANCH)]),
 }  # fmt: skip
 
 

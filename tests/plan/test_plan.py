@@ -1,10 +1,7 @@
-"""`jax_dist.plan`: what each strategy takes, and the step that a program calls."""
+"""`jax_dist.plan`: what each strategy takes."""
 
-import contextlib
-import functools
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +10,11 @@ import pytest
 
 import jax_dist
 from jax_dist._hlo import Collective, ProgramCost
-from jax_dist._steps import MappedStep, find_step
+from jax_dist._steps import MappedStep
 from jax_dist.errors import ArgumentError
 from jax_dist.plan import Plan, PlanRow, plan
 from jax_dist.topology import Topology
 
-N = jax.local_device_count()
 PARAMS = {"w": np.ones((64, 128), np.float32), "v": np.ones((128, 8), np.float32)}
 BATCH = {"x": np.ones((4, 64), np.float32)}
 STATE_BYTES, BATCH_BYTES = 4 * (64 * 128 + 128 * 8), 4 * 4 * 64
@@ -47,43 +43,41 @@ def machine(name, memory):
     return Topology(name, tuple(jax.devices()), memory)
 
 
-# What each strategy takes.
+def test_each_strategy_is_compiled_and_measured(monkeypatch):
+    monkeypatch.setattr(Topology, "hosts", 2)
 
-
-def test_each_strategy_is_compiled_and_measured():
-    result = planned()
+    result = planned(strategies=[*FOUR, "hsdp"])
 
     rows = {row.strategy: row for row in result.rows}
-    whole, sharded = STATE_BYTES + BATCH_BYTES, STATE_BYTES // 8 + BATCH_BYTES
-    sizes = {strategy: row.program.argument_bytes for strategy, row in rows.items()}
-    assert sizes == dict(zip(FOUR, [whole, whole, sharded, sharded], strict=True))
-    assert {(row.machine, row.verdict) for row in result.rows} == {
-        ("8 cpu devices", "limit unknown")
+    assert {name: row.program.argument_bytes for name, row in rows.items()} == {
+        "jax.pmap": STATE_BYTES + BATCH_BYTES,
+        "replicated": STATE_BYTES + BATCH_BYTES,
+        "fsdp": STATE_BYTES // 8 + BATCH_BYTES,
+        "fsdp-regather": STATE_BYTES // 8 + BATCH_BYTES,
+        "hsdp": STATE_BYTES // 4 + BATCH_BYTES,  # over the 4 devices of a host
     }
+    labels = {(row.machine, row.verdict) for row in result.rows}
+    assert labels == {("8 cpu devices", "limit unknown")}
     assert rows["fsdp"].needed < rows["jax.pmap"].needed
-    assert [(c.kind, c.axes, c.size) for c in rows["jax.pmap"].program.collectives] == [
-        ("all-reduce", ("i",), 8)
-    ]
+    collectives = [(c.kind, c.axes, c.size) for c in rows["jax.pmap"].program.collectives]
+    assert collectives == [("all-reduce", ("i",), 8)]
+
+
+_MAPPED = {  # and the size of the mapped axis of its arguments
+    "jax_dist.pmap": (jax_dist.pmap(step, "i", donate_argnums=0), 1),
+    "jit of jax.pmap": (jax.jit(jax.pmap(step, "i", donate_argnums=0)), 64),
+    "a caller": (lambda *args: jax.pmap(step, "i", donate_argnums=0)(*args), 1),
+}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("wrap", "slices"),
-    [
-        (lambda _: jax_dist.pmap(step, "i", donate_argnums=0), 1),
-        (jax.jit, 64),
-        (lambda mapped: lambda *args: mapped(*args), 1),
-    ],
-    ids=["jax_dist.pmap", "jit of jax.pmap", "a caller"],
-)
-def test_any_mapped_function_is_planned_for_as_many_devices_as_there_are(wrap, slices):
-    mapped = wrap(jax.pmap(step, "i", donate_argnums=0))
+@pytest.mark.parametrize("name", _MAPPED)
+def test_any_mapped_function_is_planned_for_as_many_devices_as_there_are(name):
+    cost = lambda row: (row.needed, row.program.argument_bytes, row.program.collectives)
 
-    rows, expected = planned(mapped, slices).rows, planned().rows
+    result, expected = planned(*_MAPPED[name]), planned()
 
-    for row, other in zip(rows, expected, strict=True):
-        assert (row.needed, row.program.collectives) == (other.needed, other.program.collectives)
-        assert row.program.argument_bytes == other.program.argument_bytes
+    assert [cost(row) for row in result.rows] == [cost(row) for row in expected.rows]
 
 
 def test_axes_static_arguments_and_keywords_stay_what_they_are():
@@ -108,14 +102,6 @@ def test_a_step_without_a_state_has_no_sharded_strategy():
     rows = plan(mapped, stacked(2, BATCH["x"]), on=jax.devices()).rows
 
     assert ["'<lambda>' carries no state" in row.problem for row in rows] == [False, *[True] * 3]
-
-
-def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
-    monkeypatch.setattr(Topology, "hosts", 2)
-
-    (row,) = planned(strategies=["hsdp"]).rows
-
-    assert row.program.argument_bytes == STATE_BYTES // 4 + BATCH_BYTES
 
 
 @pytest.mark.parametrize(
@@ -209,84 +195,3 @@ def test_explain_has_the_plan_of_a_machine():
     assert [(c.kind, c.size) for c in report.after.collectives] == [("all-reduce", 8)]
     assert "fsdp-regather" in str(report)
     assert jax_dist.explain(mapped, *args).plan is None
-
-
-# The step of a program.
-
-
-def rows_of(count):
-    return np.ones((N, count, 8), np.float32)
-
-
-def train_step(weights, batch):
-    gradient = jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(weights)
-    return weights - jax.lax.pmean(gradient, "i"), batch.sum()
-
-
-def init(key):
-    return jax.random.normal(key, (8,))
-
-
-def train(pmap, calls):
-    """Count devices, make a state and make it the same everywhere, before training."""
-    assert pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(N))[0] == N
-    weights = pmap(init)(jax.random.split(jax.random.key(0), N))
-    weights = pmap(lambda x: jax.lax.pmean(x, "i"), "i")(weights)
-    mapped = pmap(train_step, axis_name="i", donate_argnums=0)
-    while True:
-        weights, _ = mapped(weights, rows_of(3))
-        calls.append(weights)
-
-
-@pytest.mark.parametrize("package", [jax, jax_dist], ids=lambda package: package.__name__)
-def test_the_first_that_takes_its_result_and_a_batch_is_the_step(package):
-    calls, before = [], (jax.pmap, jax_dist.pmap)
-
-    found = find_step(lambda: train(package.pmap, calls))
-
-    assert (found.name, found.state(N), found.options.donated) == ("train_step", (0,), (0,))
-    assert calls == []
-    assert [leaf.shape for leaf in found.slices] == [(8,), (3, 8)]
-    assert find_step(lambda: train(package.pmap, []), "init").name == "init"
-    assert (jax.pmap, jax_dist.pmap) == before
-
-
-def test_a_method_is_found_in_a_program_that_catches_everything():
-    def run():
-        class Trainer:
-            @functools.partial(jax.pmap, axis_name="i", static_broadcasted_argnums=0)
-            def step(self, weights, batch):
-                return weights - jax.lax.pmean(batch.sum(), "i")
-
-        with contextlib.suppress(BaseException):
-            Trainer().step(jnp.ones((N, 2)), rows_of(1))
-
-    found = find_step(run)
-
-    assert (found.name, [leaf.shape for leaf in found.slices]) == ("step", [(2,), (1, 8)])
-
-
-def fail():
-    jax.pmap(init)(jax.random.split(jax.random.key(0), N))
-    raise KeyError("rows")
-
-
-def run_under_jit():
-    mapped = jax.jit(jax.pmap(train_step, "i"))
-    assert mapped(jnp.ones((N, 8)), rows_of(2))[0].shape == (N, 8)
-
-
-@pytest.mark.parametrize(
-    ("run", "name", "lines"),
-    [
-        (fail, None, ["raised KeyError('rows'), and did not call a training", "called: init"]),
-        (lambda: sys.exit(3), "train_step", ["raised SystemExit(3), and did not", "'train_step'"]),
-        (lambda: train(jax.pmap, []), "other", ["trains", "<lambda>, init, <lambda>, train_step"]),
-        (run_under_jit, None, ["The program ended", "called: none"]),
-    ],
-)
-def test_a_program_without_such_a_step_says_what_it_called(run, name, lines):
-    with pytest.raises(NotImplementedError) as caught:
-        find_step(run, name)
-
-    assert [line for line in lines if line not in str(caught.value)] == []

@@ -1,7 +1,6 @@
 """`jax_dist.topology`: names of machines, and errors for unknown ones."""
 
 import importlib
-import importlib.util
 import os
 import re
 import sys
@@ -13,22 +12,18 @@ import pytest
 import jax_dist
 
 topology = importlib.import_module("jax_dist.topology")
-environment = {}  # while a compiler is loaded
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """Record what JAX is asked for."""
-    from jax.experimental import topologies
-
+def requests(monkeypatch):
+    """Record what JAX is asked for, and the environment at that time."""
     requests = []
 
-    def get(**request):
-        requests.append(request)
-        environment.update(os.environ)
+    def get_topology_desc(**request):
+        requests.append((request, dict(os.environ)))
         return types.SimpleNamespace(devices=jax.devices())
 
-    monkeypatch.setattr(topologies, "get_topology_desc", get)
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", get_topology_desc)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     topology._load.cache_clear()
     yield requests
@@ -46,20 +41,20 @@ def asked(monkeypatch):
         ("v7x:2x2x1", {"topology_name": "tpu7x:2x2x1"}),
     ],
 )
-def test_a_slice_of_tpus_is_asked_for_in_the_words_of_its_compiler(name, expected, asked):
+def test_a_slice_of_tpus_is_asked_for_in_the_words_of_its_compiler(name, expected, requests):
     jax_dist.topology(name)
 
-    assert asked == [{"platform": "tpu", **expected}]
+    assert [request for request, _ in requests] == [{"platform": "tpu", **expected}]
 
 
 @pytest.mark.parametrize(
     ("name", "full_name", "gib"),
     [("H100", "h100:1x8", 59.33), ("b200:2x8", "b200:2x8", 134.3), ("l4:4", "l4:1x4", 16.87)],
 )
-def test_gpus_are_asked_for_by_hosts_and_devices(name, full_name, gib, asked):
+def test_gpus_are_asked_for_by_hosts_and_devices(name, full_name, gib, requests):
     machine = jax_dist.topology(name)
 
-    (request,) = asked
+    ((request, _),) = requests
     chip, _, grid = full_name.partition(":")
     assert (machine.name, request["platform"]) == (full_name, "cuda")
     assert request["topology"] == f"1x{grid}"
@@ -67,12 +62,17 @@ def test_gpus_are_asked_for_by_hosts_and_devices(name, full_name, gib, asked):
     assert machine.memory / 2**30 == pytest.approx(gib, rel=1e-3)  # three quarters
 
 
-def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
+def test_a_topology_is_made_once_and_the_environment_stays(requests, monkeypatch):
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
+    before = dict(os.environ)
+
     machine = jax_dist.topology("v5e:4x4")
 
     assert (machine.hosts, len(machine.devices)) == (1, 8)
     assert machine is jax_dist.topology("v5e-16")
-    assert len(asked) == 1
+    ((_, environment),) = requests
+    assert environment == {**topology._WITHOUT_HARDWARE, **before}
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,19 @@ def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
         ("h100:1x2x8", "Give h100:8"),
     ],
 )
-def test_an_unknown_machine_is_an_error(name, line, asked):
+def test_an_unknown_machine_is_an_error(name, line, requests):
     with pytest.raises(ValueError, match=re.escape(line)):
         jax_dist.topology(name)
 
-    assert not asked
+    assert not requests
 
 
 @pytest.mark.parametrize(
     ("name", "module", "package"),
     [("v5e:4x4", "libtpu", "tpu"), ("h100", "jax_cuda12_plugin or jax_cuda13_plugin", "cuda12")],
 )
-def test_a_compiler_that_is_not_installed_is_named_with_its_command(
-    name, module, package, asked, monkeypatch
-):
+@pytest.mark.usefixtures("requests")
+def test_a_missing_compiler_is_named_with_its_command(name, module, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ImportError) as raised:
@@ -110,14 +109,3 @@ def test_a_compiler_that_is_not_installed_is_named_with_its_command(
 
     assert f"is not installed: there is no module {module}. Run: " in str(raised.value)
     assert f"{sys.executable} -m pip install 'jax[{package}]==" in str(raised.value)
-
-
-def test_the_environment_stays(asked, monkeypatch):
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
-    before = dict(os.environ)
-    environment.clear()
-
-    jax_dist.topology("v5e:2x2")
-
-    assert dict(os.environ) == before
-    assert environment == {**topology._WITHOUT_HARDWARE, **before}

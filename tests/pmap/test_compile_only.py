@@ -1,56 +1,46 @@
 """Devices that only compile: programs for them come out, arrays do not go in.
 
 The CPU devices of the tests stand in for such devices: their client counts as one that only
-compiles. `test_on_tpus.py` has the real ones.
+compiles. `tests/plan/test_compilers.py` has the real ones.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::jax_dist.errors.CapturedArrayWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::jax_dist.errors.CapturedArrayWarning")
 
-N = 8
-_TABLE = np.ones((16, 16), np.float32)
-_X = np.ones((N, 16), np.float32)
+_MESH = Mesh(np.array(jax.devices()), ("i",))
+_TABLE = np.ones((16, 16), np.float32)  # which functions capture
+_X, _ROWS = np.ones((8, 16), np.float32), np.ones((8, 4, 16), np.float32)
+_W = np.ones((16, 64), np.float32)
 
 
 def _averaged(x):
-    return jax.lax.pmean(x @ _TABLE, "i")
+    return lax.pmean(x @ _TABLE, "i")
 
 
 def _step(w, x):
-    gradient = jax.grad(lambda w: jnp.mean((x @ _TABLE @ w) ** 2))(w)
-    return w - 0.1 * jax.lax.pmean(gradient, "i")
+    return w - lax.pmean(jnp.mean(x @ _TABLE @ w), "i")
+
+
+_MAPPED = {  # with arguments
+    "pmap": (lambda: jax_dist.pmap(_averaged, "i", devices=jax.devices()), (_X,)),
+    "rewrite": (lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices())), (_X,)),
+    "view": (lambda: jax_dist.global_view(_step, "i", mesh=_MESH, shardings="fsdp"), (_W, _ROWS)),
+}
 
 
 @pytest.fixture(autouse=True)
 def compile_only(monkeypatch):
     monkeypatch.setattr(_compat, "_COMPILE_ONLY", type(jax.devices()[0].client))
-
-
-def _mesh():
-    return Mesh(np.array(jax.devices()), ("i",))
-
-
-def _view():
-    return jax_dist.global_view(_step, "i", mesh=_mesh(), shardings="fsdp")
-
-
-_ROWS = np.ones((N, 4, 16), np.float32)
-_MAPPED = {
-    "pmap": (lambda: jax_dist.pmap(_averaged, "i", devices=jax.devices()), (_X,)),
-    "rewrite": (lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices())), (_X,)),
-    "global view": (_view, (_TABLE, _ROWS)),
-}
 
 
 @pytest.mark.parametrize("make", [np.asarray, jax.typeof], ids=["of arrays", "of types"])
@@ -72,7 +62,7 @@ def test_what_is_captured_is_a_type_in_the_program(entry, make, monkeypatch):
 _CALLS = {
     **{entry: lambda of=of: of[0]()(*of[1]) for entry, of in _MAPPED.items()},
     "replicate": lambda: jax_dist.replicate(_X),
-    "shard": lambda: jax_dist.shard(_X, _mesh(), P("i")),
+    "shard": lambda: jax_dist.shard(_X, _MESH, P("i")),
 }
 
 
