@@ -1,9 +1,11 @@
 """Small programs, each with one property that keeps its key or does not.
 
-python stability_rows.py [NAME ...]: runs those; a row is called as its function.
+python stability_rows.py MARK [NAME ...]: runs those; a file MARK says that this is not the first
+run. The function of a program is called as its row.
 """
 
 import os
+import pathlib
 import random
 import sys
 import uuid
@@ -19,21 +21,15 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
+MARK = pathlib.Path(sys.argv[1])
+IS_FIRST = not MARK.exists()
 X = np.ones((8, 6), np.float32)
 DEVICES = np.array(jax.devices())
+SHARDED = jax.device_put(X, NamedSharding(Mesh(DEVICES, ("i",)), P("i")))
+TABLE = np.arange(48.0, dtype=np.float32).reshape(8, 6)
+NOISE = np.random.default_rng().normal(size=(64, 512))  # seeded by the system
+RANDOM_TABLE = jnp.asarray(NOISE, jnp.bfloat16)
 SCALES = {name: float(name[1]) for name in ("a2", "b3", "c4", "d5", "e6", "f7", "g8", "h9")}
-RANDOM = np.random.default_rng()  # seeded by the system
-ROWS = {}
-
-
-def row(make):
-    ROWS[make.__name__] = make
-    return make
-
-
-def run(name, function, *args, **options):
-    function.__name__ = function.__qualname__ = name
-    jax.jit(function, **options)(*(args or (X,)))
 
 
 def sum_over(axes, devices=DEVICES):
@@ -44,76 +40,10 @@ def sum_over(axes, devices=DEVICES):
     )
 
 
-@row
-def plain():
-    table = np.arange(48.0, dtype=np.float32).reshape(8, 6)
-    run("plain", lambda x: jnp.sin(x) + table)
-
-
-@row
-def captured():
-    table = jnp.asarray(RANDOM.normal(size=(64, 512)), jnp.bfloat16)
-    run("captured", lambda x: x[:, :1] * table[:8])
-
-
-@row
-def scalar():
-    run("scalar", lambda x: x * random.random())
-
-
-@row
-def printing():
-    run("printing", lambda x: jax.debug.print("{}", x.sum()))
-
-
-@row
-def set_of_values():
-    def function(x):
-        for name in set(SCALES):
-            x = jnp.sin(x * SCALES[name])
-        return x
-
-    run("set_of_values", function)
-
-
-@row
-def order_of_axes():
-    mesh_sum = sum_over(("i", "j", "k") if first_run() else ("k", "i", "j"))
-    run("order_of_axes", lambda x: mesh_sum(x))
-
-
-@row
-def operation():
-    step = jnp.sin if first_run() else jnp.cos
-    run("operation", lambda x: step(x))
-
-
-@row
-def shapes():
-    run("shapes", lambda x: x + 1, X if first_run() else X[:4])
-
-
-@row
-def in_one_run():
-    if first_run():
-        run("in_one_run", lambda x: x + 1)
-
-
-@row
-def made_up_name():
-    run(f"made_up_name_{uuid.uuid4().hex}", lambda x: jnp.cos(jnp.cos(x)))
-
-
-@row
-def axis_name():
-    mesh_sum = sum_over((f"axis_{uuid.uuid4().hex}",))
-    run("axis_name", lambda x: mesh_sum(x))
-
-
-@row
-def device_order():
-    mesh_sum = sum_over(("i",), DEVICES if first_run() else DEVICES[::-1])
-    run("device_order", lambda x: mesh_sum(x))
+def scaled_in_the_order_of_a_set(x):
+    for name in set(SCALES):
+        x = jnp.sin(x * SCALES[name])
+    return x
 
 
 @custom_partitioning
@@ -129,30 +59,35 @@ def _partition(mesh, arg_shapes, result_shape):
 
 softened.def_partition(_partition, sharding_rule="n h -> n h")
 
-
-def _sharded():
-    return jax.device_put(X, NamedSharding(Mesh(DEVICES, ("i",)), P("i")))
-
-
-@row
-def partitioned():
-    run("partitioned", lambda x: softened(x) + 1, _sharded())
-
-
-@row
-def partitioned_rewritten():
-    def partitioned_rewritten(x):
-        return softened(x) + 1
-
-    jax_dist.rewrite(partitioned_rewritten)(_sharded())
-
-
-def first_run():
-    return not os.path.exists(MARK)
+STEP = jnp.sin if IS_FIRST else jnp.cos
+SUM_OVER_THREE = sum_over(("i", "j", "k") if IS_FIRST else ("k", "i", "j"))
+SUM_OVER_A_NAME = sum_over((f"axis_{uuid.uuid4().hex}",))
+SUM_OVER_DEVICES = sum_over(("i",), DEVICES if IS_FIRST else DEVICES[::-1])
+ROWS = {  # a function and its argument
+    "plain": (lambda x: jnp.sin(x) + TABLE, X),
+    "captured": (lambda x: x[:, :1] * RANDOM_TABLE[:8], X),
+    "scalar": (lambda x: x * random.random(), X),
+    "printing": (lambda x: jax.debug.print("{}", x.sum()), X),
+    "set_of_values": (scaled_in_the_order_of_a_set, X),
+    "order_of_axes": (lambda x: SUM_OVER_THREE(x), X),
+    "operation": (lambda x: STEP(x), X),
+    "shapes": (lambda x: x + 1, X if IS_FIRST else X[:4]),
+    "in_one_run": (lambda x: x + 1, X),
+    "made_up_name": (lambda x: jnp.cos(jnp.cos(x)), X),
+    "axis_name": (lambda x: SUM_OVER_A_NAME(x), X),
+    "device_order": (lambda x: SUM_OVER_DEVICES(x), X),
+    "partitioned": (lambda x: softened(x) + 1, SHARDED),
+    "partitioned_rewritten": (lambda x: softened(x) + 1, SHARDED),
+}
 
 
 if __name__ == "__main__":
-    MARK = sys.argv[1]
     for name in sys.argv[2:]:
-        ROWS[name]()
-    open(MARK, "w").close()
+        function, argument = ROWS[name]
+        is_made_up = name == "made_up_name"
+        function.__name__ = f"{name}_{uuid.uuid4().hex}" if is_made_up else name
+        function.__qualname__ = function.__name__
+        if IS_FIRST or name != "in_one_run":
+            compile_ = jax_dist.rewrite if name == "partitioned_rewritten" else jax.jit
+            compile_(function)(argument)
+    MARK.touch()
