@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from packaging.version import Version
 
 from jax_dist import global_view
@@ -27,46 +28,47 @@ PLAIN: Any = {
 }
 if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # unknown in 0.12
     PLAIN["xla_cpu_use_fusion_emitters"] = True
-DEVICES = 8
 
 
-def stacked(state: Any, count: int = DEVICES) -> Any:
-    """As `flax.jax_utils.replicate` gives it."""
+def mesh_of(**sizes: int) -> Mesh:
+    """Return a mesh of all devices: `mesh_of(i=4, model=2)`."""
+    return Mesh(np.array(jax.devices()).reshape(*sizes.values()), tuple(sizes))
+
+
+def stacked(state: Any, count: int = 8) -> Any:
+    """Return the state as `flax.jax_utils.replicate` gives it."""
     return jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * count), state)
 
 
-def bits(array: Any) -> tuple[Any, ...]:
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    array = np.asarray(array)
-    return array.shape, str(array.dtype), array.tobytes()
-
-
 def as_pmap(tree: Any, like: Any) -> Any:
-    """`[*s]` of the global view as the `[N, *s]` of pmap."""
-
-    def again(leaf: Any, other: Any) -> Any:
-        return leaf if leaf.shape == other.shape else stacked(leaf, len(other))
-
-    return jax.tree.map(again, tree, like)
+    """Return leaves `[*s]` of the global view as the `[N, *s]` of pmap."""
+    stack = lambda leaf, other: leaf if leaf.shape == other.shape else stacked(leaf, len(other))
+    return jax.tree.map(stack, tree, like)
 
 
 def assert_same(got: Any, wanted: Any, bound: float = 0) -> None:
-    """Equal to the bit; or each leaf to a part of its largest number. What is shared has one value.
+    """Assert that leaves are equal to the bit, or to a part of the largest number of the leaf.
 
     A leaf of whole numbers, or of a key, has the same bits either way.
     """
-    paired = zip(
-        jax.tree.leaves_with_path(wanted), jax.tree.leaves(as_pmap(got, wanted)), strict=True
-    )
-    for (path, one), other in paired:
+    leaves = jax.tree.leaves(as_pmap(got, wanted))
+    for (path, theirs), ours in zip(jax.tree.leaves_with_path(wanted), leaves, strict=True):
         name = jax.tree_util.keystr(path)
-        if not bound or not jnp.issubdtype(one.dtype, jnp.inexact):
-            assert bits(one) == bits(other), name
+        if bound and jnp.issubdtype(theirs.dtype, jnp.inexact):
+            theirs = np.asarray(theirs)
+            atol = bound * float(np.abs(theirs).max(initial=0))
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol, err_msg=name)
             continue
-        theirs = np.asarray(one)
-        largest = float(np.abs(theirs).max(initial=0))
-        np.testing.assert_allclose(other, theirs, rtol=0, atol=bound * largest, err_msg=name)
+        if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+            theirs, ours = jax.random.key_data(theirs), jax.random.key_data(ours)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes(), name
+
+
+def memory_of(compiled: jax.stages.Compiled) -> int:
+    """Return the bytes of arguments and temporary arrays on one device."""
+    analysis: Any = compiled.memory_analysis()
+    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
 
 
 def compare(
@@ -74,20 +76,18 @@ def compare(
     state: Any,
     *batch: Any,
     times: int = 2,
-    axis_name: str = "i",
     slices: Any = False,
     bound: float = 0,
     scanned: bool = False,
     **options: Any,
 ) -> Any:
-    """Run a step so often, both ways; gives the view and its last state.
+    """Run a step several times under pmap and in a view; return the view.
 
     Args:
-      step: of one device.
+      step: of one device, over an axis "i".
       state: as it starts.
       *batch: `[N, ...]`, for the first N devices under pmap.
       times: how often it is run.
-      axis_name: the mapped axis.
       slices: of each leaf of the state, whether it is `[N, *s]` already, as `place` takes it.
       bound: 0 if all bits are to be those of pmap; else the difference that a leaf may have.
       scanned: whether the view runs in a scan of one program, and not in one program for each step.
@@ -96,38 +96,25 @@ def compare(
     count = len(jax.tree.leaves(batch)[0])
     copy = lambda flag, leaf: leaf if flag else stacked(leaf, count)
     reference = jax.tree.map(copy, jax.tree.broadcast(slices, state), state)
-    mapped = jax.pmap(step, axis_name=axis_name, devices=jax.devices()[:count])
+    mapped = jax.pmap(step, axis_name="i", devices=jax.devices()[:count])
     pmapped = jax.jit(mapped).lower(reference, *batch).compile(compiler_options=PLAIN)
-    view = global_view(step, axis_name, **{"captures": "allow", **options})
+    view = global_view(step, "i", **{"captures": "allow", **options})
     placed = view.place(state, *batch, stacked=slices)
     if scanned:
         turns = jax.tree.map(lambda leaf: np.stack([leaf] * times), batch)
-        run = jax.jit(
-            lambda placed, turns: lax.scan(lambda state, one: view(state, *one), placed, turns)
-        )
-        program = run.lower(placed, turns).compile(compiler_options=PLAIN)
+        loop = jax.jit(lambda state, turns: lax.scan(lambda s, one: view(s, *one), state, turns))
+        program = loop.lower(placed, turns).compile(compiler_options=PLAIN)
         placed, rest = program(placed, turns)
         for turn in range(times):
             reference, wanted = pmapped(reference, *batch)
             assert_same(jax.tree.map(lambda leaf, turn=turn: leaf[turn], rest), wanted, bound)
         assert_same(placed, reference, bound)
-        return view, placed
-    seen = view.lower(placed, *batch).compile(compiler_options=PLAIN)
-    others = [
-        jax.device_put(leaf, sharding)
-        for leaf, sharding in zip(jax.tree.leaves(batch), _of_batch(view, placed), strict=True)
-    ]
-    others = jax.tree.unflatten(jax.tree.structure(batch), others)
+        return view
+    program = view.lower(placed, *batch).compile(compiler_options=PLAIN)
+    placed_batch = jax.device_put(batch, program.input_shardings[0][1:])
     for _ in range(times):
-        wanted = pmapped(reference, *batch)
-        got = seen(placed, *others)
+        wanted, got = pmapped(reference, *batch), program(placed, *placed_batch)
         assert_same(got, wanted, bound)
         reference = wanted[0] if isinstance(wanted, tuple) else wanted
         placed = got[0] if isinstance(got, tuple) else got
-    return view, placed
-
-
-def _of_batch(view: Any, state: Any) -> list[Any]:
-    """How the arguments after the state are wanted."""
-    layouts = view._signatures.last.in_layouts[len(jax.tree.leaves(state)) :]
-    return [sharding for _, sharding in layouts]
+    return view

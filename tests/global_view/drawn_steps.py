@@ -10,6 +10,7 @@ Each value stands behind a barrier: XLA drops the zero of `x + 0.0`, and with it
 in whichever of two programs it sees that it is one.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -32,17 +33,12 @@ def state_of(seed: int) -> dict[str, np.ndarray]:
 
 
 def batch_of(seed: int, count: int = 8) -> np.ndarray:
-    return (
-        np.random.default_rng(-1 - seed if seed < 0 else seed + 10**6)
-        .normal(size=(count, *SHAPE))
-        .astype(np.float32)
-    )
+    rng = np.random.default_rng(-1 - seed if seed < 0 else seed + 10**6)
+    return rng.normal(size=(count, *SHAPE)).astype(np.float32)
 
 
-def step_of(
-    seed: int, count: int = 8, *, jumps: bool = True
-) -> Callable[[dict, Array], tuple[dict, Array]]:
-    """Draws anew in every trace, from the seed.
+def step_of(seed: int, count: int = 8, *, jumps: bool = True) -> Callable:
+    """Return a step that draws anew in every trace, from the seed.
 
     Args:
       seed: of all that is drawn.
@@ -51,7 +47,7 @@ def step_of(
     """
 
     def step(state: dict, x: Array) -> tuple[dict, Array]:
-        maker = _Maker(np.random.default_rng(seed), count, jumps=jumps, state=state)
+        maker = _Maker(np.random.default_rng(seed), count, state, jumps=jumps)
         leaves = [state[name] for name in ("a", "b", "c", "moment")]
         values = maker.values_from([*leaves, x], steps=7)
         # A leaf that is not touched, or one that only met what is shared, stays shared.
@@ -66,67 +62,52 @@ def step_of(
     return step
 
 
+@dataclasses.dataclass
 class _Maker:
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        count: int,
-        *,
-        jumps: bool,
-        state: dict,
-        meets: bool = True,
-        smooth: bool = False,
-    ):
-        self._rng = rng
-        self._count = count
-        self._jumps = jumps
-        self._state = state
-        self._meets = meets  # whether collectives may stand here
-        self._smooth = smooth  # whether there is a derivative to take
+    rng: np.random.Generator
+    devices: int
+    state: dict
+    jumps: bool
+    meets: bool = True  # whether collectives may stand here
+    smooth: bool = False  # whether there is a derivative to take
 
     def pick(self, choices: Any) -> Any:
-        return choices[int(self._rng.integers(len(choices)))]
+        return choices[int(self.rng.integers(len(choices)))]
 
     def chance(self, probability: float) -> bool:
-        return self._rng.random() < probability
+        return self.rng.random() < probability
 
     def values_from(self, values: list[Array], steps: int, depth: int = 0) -> list[Array]:
         values = list(values)
         for _ in range(steps):
             kinds = [self._one, self._two, self._along, self._two, self._constant, self._noise]
-            if self._meets:
+            if self.meets:
                 kinds += [self._meet, self._meet, self._meet_in_groups, self._indexed]
             if depth < 2:
                 kinds += [self._jit, self._scan, self._loop, self._cond, self._rematted]
-                kinds += [] if self._smooth else [self._gradient]
+                kinds += [] if self.smooth else [self._gradient]
             values.append(lax.optimization_barrier(jnp.tanh(self.pick(kinds)(values, depth))))
         return values
 
     def _some(self, values: list[Array]) -> Array:
         return self.pick(values[-6:])
 
-    def _weights(self, like: Array) -> Array:
-        return jnp.asarray(self._rng.normal(size=(4, 4)), like.dtype)
-
     # ---- one step each
 
     def _one(self, values: list[Array], depth: int) -> Array:
-        del depth
         kinds = [jnp.sin, jnp.cos, jnp.negative]
-        kinds += [jnp.abs] if self._jumps or not self._smooth else []
+        kinds += [jnp.abs] if self.jumps or not self.smooth else []
         return self.pick(kinds)(self._some(values))
 
     def _two(self, values: list[Array], depth: int) -> Array:
-        del depth
         x, y = self._some(values), self._some(values)
         kinds = [lax.add, lax.mul, lax.sub]
-        kinds += [lambda x, y: jnp.where(x > 0, x, y)] if self._jumps else []
+        kinds += [lambda x, y: jnp.where(x > 0, x, y)] if self.jumps else []
         return self.pick(kinds)(x, y)
 
     def _along(self, values: list[Array], depth: int) -> Array:
-        del depth
         x = self._some(values)
-        weights = self._weights(x)
+        weights = jnp.asarray(self.rng.normal(size=(4, 4)), x.dtype)
         kinds = [
             lambda x: x @ weights,
             lambda x: x - jnp.mean(x, 0),
@@ -136,20 +117,18 @@ class _Maker:
             lambda x: jnp.take(x, jnp.asarray([3, 1, 0, 2]), axis=1),
             lambda x: jnp.concatenate([x[4:], -x[:4]]),
         ]
-        if not self._smooth:
+        if not self.smooth:
             kinds += [lambda x: jnp.sort(x, 0), lambda x: x - jnp.max(x, 1, keepdims=True)]
         return self.pick(kinds)(x)
 
     def _constant(self, values: list[Array], depth: int) -> Array:
-        del depth
         x = self._some(values)
-        return x * jnp.asarray(self._rng.uniform(size=SHAPE), x.dtype)
+        return x * jnp.asarray(self.rng.uniform(size=SHAPE), x.dtype)
 
     def _noise(self, values: list[Array], depth: int) -> Array:
         """From a key of the state; of all devices, or of each."""
-        del depth
-        key = jax.random.fold_in(jax.random.wrap_key_data(self._state["key"]), self._state["turn"])
-        if self._meets and self.chance(0.5):
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.state["key"]), self.state["turn"])
+        if self.meets and self.chance(0.5):
             key = jax.random.fold_in(key, lax.axis_index("i"))
         x = self._some(values)
         mask = jax.random.key_data(key)[0] % 2 == 0
@@ -159,12 +138,10 @@ class _Maker:
         return jnp.where(mask, x, 0.25 * x)
 
     def _indexed(self, values: list[Array], depth: int) -> Array:
-        del depth
-        return self._some(values) * (1 + lax.axis_index("i") / self._count).astype(values[0].dtype)
+        return self._some(values) * (1 + lax.axis_index("i") / self.devices).astype(values[0].dtype)
 
     def _meet(self, values: list[Array], depth: int) -> Array:
-        del depth
-        count = self._count
+        count = self.devices
         ring = [(n, (n + 1) % count) for n in range(count)]
         kinds = [
             lambda x: lax.pmean(x, "i"),
@@ -176,20 +153,19 @@ class _Maker:
             lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
             lambda x: lax.all_gather(lax.psum_scatter(x, "i", tiled=True), "i", tiled=True),
         ]
-        if not self._smooth:
+        if not self.smooth:
             kinds += [lambda x: lax.pmax(x, "i"), lambda x: lax.pmin(x, "i")]
         return self.pick(kinds)(self._some(values))
 
     def _meet_in_groups(self, values: list[Array], depth: int) -> Array:
-        del depth
-        half = self._count // 2
-        numbers = np.arange(self._count)
+        half = self.devices // 2
+        numbers = np.arange(self.devices)
         groups = self.pick([numbers.reshape(2, half), numbers.reshape(half, 2).T]).tolist()
         kinds = [
             lambda x: lax.psum(x, "i", axis_index_groups=groups) / 8,
             lambda x: lax.all_gather(x, "i", axis_index_groups=groups).mean(0),
         ]
-        if not self._smooth:
+        if not self.smooth:
             kinds += [lambda x: lax.pmax(x, "i", axis_index_groups=groups)]
         return self.pick(kinds)(self._some(values))
 
@@ -197,20 +173,13 @@ class _Maker:
 
     def _inner(self, values: list[Array], depth: int, **limits: bool) -> Callable[..., Array]:
         """Return a function of two values, that reads others, too."""
-        seed = int(self._rng.integers(2**31))
-        meets = self._meets and limits.get("meets", True)
-        smooth = self._smooth or limits.get("smooth", False)
+        seed = int(self.rng.integers(2**31))
+        limits = {"meets": self.meets and limits.get("meets", True),
+                  "smooth": self.smooth or limits.get("smooth", False)}  # fmt: skip
         around = [self._some(values)]
 
         def inner(*args: Array) -> Array:
-            maker = _Maker(
-                np.random.default_rng(seed),
-                self._count,
-                jumps=self._jumps,
-                state=self._state,
-                meets=meets,
-                smooth=smooth,
-            )
+            maker = dataclasses.replace(self, rng=np.random.default_rng(seed), **limits)
             return maker.values_from([*around, *args], 3, depth + 1)[-1]
 
         return inner
@@ -238,13 +207,13 @@ class _Maker:
 
     def _loop(self, values: list[Array], depth: int) -> Array:
         """So many times as all devices say, or as each says."""
-        alike = self.chance(0.6) or not self._meets
+        alike = self.chance(0.6) or not self.meets
         body = self._inner(values, depth, meets=alike)
         x = self._some(values)
-        if self._smooth:
+        if self.smooth:
             return lax.fori_loop(0, 2, lambda _, x: body(x), x)
         count = 2 if alike else lax.axis_index("i") % 3
-        if alike and self._meets and self._jumps and self.chance(0.5):
+        if alike and self.meets and self.jumps and self.chance(0.5):
             largest = lambda x: lax.pmax(jnp.max(jnp.abs(x)), "i")
             going = lambda turn: (turn[0] < 3) & (largest(turn[1]) > 0.2)
             return lax.while_loop(going, lambda turn: (turn[0] + 1, body(turn[1]) / 2), (0, x))[1]
@@ -253,11 +222,11 @@ class _Maker:
         )[1]
 
     def _cond(self, values: list[Array], depth: int) -> Array:
-        alike = self._meets and self.chance(0.6)
+        alike = self.meets and self.chance(0.6)
         x, y = self._some(values), self._some(values)
         branches = [self._inner(values, depth, meets=alike) for _ in range(2)]
-        if not self._jumps:
-            chosen = self._state["turn"] % 2 == 0 if alike else lax.axis_index("i") % 2 == 0
+        if not self.jumps:
+            chosen = self.state["turn"] % 2 == 0 if alike else lax.axis_index("i") % 2 == 0
         else:
             chosen = lax.psum(jnp.sum(y), "i") > 0 if alike else jnp.sum(y) > 0
         return lax.cond(chosen, *branches, x)
@@ -277,28 +246,28 @@ class _Maker:
         match self.pick(["plain", "accumulated", "skipped", "switched", "scan", "while"]):
             case "accumulated":
                 total = own["sum"] + gradient
-                due = self._state["turn"] % 2 == 1
+                due = self.state["turn"] % 2 == 1
                 apply = lambda own: {**update(own, total / 2), "sum": jnp.zeros_like(total)}
                 return lax.cond(due, apply, lambda own: {**own, "sum": total}, own)
             case "skipped":
-                finite = jnp.isfinite(gradient).all() & (self._state["turn"] < 5)
+                finite = jnp.isfinite(gradient).all() & (self.state["turn"] < 5)
                 return lax.cond(finite, lambda own: update(own, gradient), lambda own: own, own)
             case "switched":
                 others = [update, self._update(), lambda own, _: own]
-                return lax.switch(self._state["turn"] % 3, others, own, gradient)
+                return lax.switch(self.state["turn"] % 3, others, own, gradient)
             case "scan":
                 parts = jnp.stack([gradient, -gradient / 2])
                 return lax.scan(lambda own, part: (update(own, part), None), own, parts)[0]
             case "while":
                 start = (jnp.int32(0), own)
-                going = lambda turn: turn[0] <= self._state["turn"] % 2
+                going = lambda turn: turn[0] <= self.state["turn"] % 2
                 return lax.while_loop(
                     going, lambda turn: (turn[0] + 1, update(turn[1], gradient)), start
                 )[1]
         return update(own, gradient)
 
     def _update(self) -> Callable[[dict, Array], dict]:
-        weights = np.asarray(self._rng.normal(size=(4, 4)), np.float32)
+        weights = np.asarray(self.rng.normal(size=(4, 4)), np.float32)
         kinds = [
             lambda m, g: 0.75 * m + g,
             lambda m, g: jnp.tanh(m - g) * 0.5,
@@ -307,7 +276,7 @@ class _Maker:
             lambda m, g: 0.5 * m + (g - jnp.mean(g, 0)),  # whole
             lambda m, g: 0.5 * m + g @ weights.astype(g.dtype) / 4,
         ]
-        if self._jumps:
+        if self.jumps:
             kinds += [lambda m, g: jnp.where(g > 0, m, g), lambda m, g: m + jnp.sort(g, 0)]
         kind = self.pick(kinds)
         once_more = self.chance(0.3)
@@ -315,7 +284,7 @@ class _Maker:
         def update(own: dict, gradient: Array) -> dict:
             moment = kind(own["moment"], gradient)
             if once_more:
-                small = self._state["turn"] % 2 == 0
+                small = self.state["turn"] % 2 == 0
                 moment = lax.cond(small, jnp.tanh, lambda m: 0.5 * m, moment)
             return {**own, "a": 0.5 * own["a"] - 0.125 * moment, "moment": moment}
 

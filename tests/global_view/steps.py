@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
@@ -26,16 +27,11 @@ X, Y = _random.normal(size=(2, 8, 2, 64)).astype(np.float32)
 
 # ---- optimizers in branches and loops
 
-
-def weights() -> dict:
-    return {
-        "a": np.random.default_rng(1).normal(size=(64, 256)).astype(np.float32) / 8,
-        "b": np.random.default_rng(2).normal(size=(256, 64)).astype(np.float32) / 16,
-    }
-
-
-def state() -> dict:
-    return {**{name: weights() for name in ("params", "mean", "sums")}, "turn": np.int32(0)}
+WEIGHTS = {
+    "a": np.random.default_rng(1).normal(size=(64, 256)).astype(np.float32) / 8,
+    "b": np.random.default_rng(2).normal(size=(256, 64)).astype(np.float32) / 16,
+}
+STATE = {"params": WEIGHTS, "mean": WEIGHTS, "sums": WEIGHTS, "turn": np.int32(0)}
 
 
 def loss_of(params: dict, x: Array, y: Array) -> Array:
@@ -56,54 +52,35 @@ def momentum(state: dict, gradient: dict) -> dict:
     return {**state, "params": params, "mean": mean}
 
 
-def _is_finite(tree: Any) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+def skips(state: dict, gradient: dict) -> dict:
+    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
+    return lax.cond(jnp.all(finite), lambda: momentum(state, gradient), lambda: state)
 
 
-def skips(state, gradient):
-    return lax.cond(_is_finite(gradient), lambda: momentum(state, gradient), lambda: state)
-
-
-def _each_second(state, gradient):
+def _each_second(state: dict, gradient: dict) -> dict:
     sums = jax.tree.map(jnp.add, state["sums"], gradient)
-    emptied = jax.tree.map(jnp.zeros_like, sums)
-    return lax.cond(
-        state["turn"] % 2 == 1,
-        lambda: {**momentum(state, sums), "sums": emptied},
-        lambda: {**state, "sums": sums},
-    )
+    apply = lambda: {**momentum(state, sums), "sums": jax.tree.map(jnp.zeros_like, sums)}
+    return lax.cond(state["turn"] % 2 == 1, apply, lambda: {**state, "sums": sums})
 
 
-def _either(state, gradient):
+def _either(state: dict, gradient: dict) -> dict:
     signs = lambda: momentum(state, jax.tree.map(jnp.sign, gradient))
     return lax.cond(state["turn"] % 2 == 0, signs, lambda: momentum(state, gradient))
 
 
-def _while_small(state, gradient):
+def _while_small(state: dict, gradient: dict) -> dict:
     turn = lambda carry: (carry[0] + 1, momentum(carry[1], gradient))
     return lax.while_loop(lambda carry: carry[0] < 2, turn, (0, state))[1]
 
 
-def _three_times(state, gradient):
-    return lax.scan(lambda s, _: (momentum(s, gradient), None), state, None, length=3)[0]
-
-
-def _by_rows(state, gradient):
+def _by_rows(state: dict, gradient: dict) -> dict:
     """Return a scan that goes over leaves and makes some."""
-    a, slope = state["params"]["a"], gradient["a"]
-    _, rows = lax.scan(lambda _, pair: (None, pair[0] - 0.125 * pair[1]), None, (a, slope))
+    pairs = state["params"]["a"], gradient["a"]
+    _, rows = lax.scan(lambda _, pair: (None, pair[0] - 0.125 * pair[1]), None, pairs)
     return {**state, "sums": {**state["sums"], "a": rows}}
 
 
-def _in_calls(state, gradient):
-    return jax.jit(lambda state, gradient: jax.jit(skips)(state, gradient))(state, gradient)
-
-
-def _branch_in_a_loop(state, gradient):
-    return lax.fori_loop(0, 2, lambda _, state: skips(state, gradient), state)
-
-
-def _sorted_in_a_branch(state, gradient):
+def _sorted_in_a_branch(state: dict, gradient: dict) -> dict:
     middle = lambda g: jnp.sort(g.ravel())[g.size // 2]
     centered = lambda: jax.tree.map(lambda g: g - middle(g), gradient)
     return lax.cond(state["turn"] < 1, lambda: momentum(state, centered()), lambda: state)
@@ -114,38 +91,31 @@ UPDATES = {
     "each second": _each_second,
     "either": _either,
     "while": _while_small,
-    "scan": _three_times,
+    "scan": lambda s, g: lax.scan(lambda s, _: (momentum(s, g), None), s, None, length=3)[0],
     "rows": _by_rows,
-    "calls": _in_calls,
-    "branch in a loop": _branch_in_a_loop,
+    "calls": lambda s, g: jax.jit(lambda s, g: jax.jit(skips)(s, g))(s, g),
+    "branch in a loop": lambda s, g: lax.fori_loop(0, 2, lambda _, s: skips(s, g), s),
+}
+_ADAMW = optax.adamw(1e-2)
+_CLIPPING = optax.chain(optax.clip_by_global_norm(0.125), _ADAMW)
+WRAPPERS = {
+    "MultiSteps": optax.MultiSteps(_ADAMW, 2, should_skip_update_fn=optax.skip_not_finite),
+    "clip": optax.MultiSteps(_CLIPPING, 2),
+    "apply_if_finite": optax.apply_if_finite(_ADAMW, 3),
 }
 
 
-def _with_optax(name: str) -> Case:
-    optax = pytest.importorskip("optax")
-    adam = optax.adamw(1e-2)
-    wrapped = {
-        "MultiSteps": lambda: optax.MultiSteps(
-            adam, 2, should_skip_update_fn=optax.skip_not_finite
-        ).gradient_transformation(),
-        "clip": lambda: optax.MultiSteps(
-            optax.chain(optax.clip_by_global_norm(0.125), adam), 2
-        ).gradient_transformation(),
-        "apply_if_finite": lambda: optax.apply_if_finite(adam, 3),
-    }[name]()
-
+def _with_optax(optimizer: Any) -> Case:
     def step(state, x, y):
         params, rest = state
         gradient = lax.pmean(jax.grad(loss_of)(params, x, y), "i")
-        updates, rest = wrapped.update(gradient, rest, params)
+        updates, rest = optimizer.update(gradient, rest, params)
         return (optax.apply_updates(params, updates), rest), None
 
-    params = weights()
-    return Case(step, (params, wrapped.init(params)), (X, Y))
+    return Case(step, (WEIGHTS, optimizer.init(WEIGHTS)), (X, Y))
 
 
 # ---- a loss over layers
-
 
 LAYERED = _random.normal(size=(3, 64, 64)).astype(np.float32) / 8
 ROWS = _random.normal(size=(8, 4, 64)).astype(np.float32)
@@ -167,14 +137,6 @@ def one_by_one(w, x):
 
 def in_a_scan(w, x):
     return jnp.sum(lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, w)[0] ** 2)
-
-
-def in_checkpoints(w, x):
-    return jax.checkpoint(one_by_one)(w, x)
-
-
-def _in_a_call(w, x):
-    return jax.jit(lambda w, x: jnp.tanh(x @ w[0]) @ w[1])(w, x).sum()
 
 
 def in_half_precision(w, x):
@@ -209,8 +171,8 @@ def _with_collectives(w, x):
 LOSSES = {
     "layers": one_by_one,
     "layer scan": in_a_scan,
-    "checkpoints": in_checkpoints,
-    "call": _in_a_call,
+    "checkpoints": jax.checkpoint(one_by_one),
+    "call": lambda w, x: jax.jit(lambda w, x: jnp.tanh(x @ w[0]) @ w[1])(w, x).sum(),
     "half precision": in_half_precision,
     "half precision scan": scan_in_half_precision,
     "each turn": read_in_each_turn,
@@ -229,19 +191,15 @@ def adam(state: dict, x: Array, y: Array) -> tuple[dict, dict]:
     turn = state["turn"] + 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], gradient)
     square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, state["sums"], gradient)
-    params = jax.tree.map(
-        lambda p, m, s: p - 0.01 * (m / (1 - 0.9**turn)) / (jnp.sqrt(s / (1 - 0.99**turn)) + 1e-8),
-        state["params"],
-        mean,
-        square,
-    )
+    size = lambda m, s: (m / (1 - 0.9**turn)) / (jnp.sqrt(s / (1 - 0.99**turn)) + 1e-8)
+    move = lambda p, m, s: p - 0.01 * size(m, s)
+    params = jax.tree.map(move, state["params"], mean, square)
     new = {"params": params, "mean": mean, "sums": square, "turn": turn}
     return new, {"loss": lax.pmean(loss, "i"), "own": loss}
 
 
-def adam_state() -> dict:
-    zeros = jax.tree.map(np.zeros_like, weights())
-    return {"params": weights(), "mean": zeros, "sums": zeros, "turn": np.int32(0)}
+_ZEROS = jax.tree.map(np.zeros_like, WEIGHTS)
+ADAM_STATE = {"params": WEIGHTS, "mean": _ZEROS, "sums": _ZEROS, "turn": np.int32(0)}
 
 
 def unsynchronized(state, x):
@@ -251,25 +209,23 @@ def unsynchronized(state, x):
     return {"w": state["w"] - 0.5 * lax.pmean(gradient, "i"), "mean": mean}
 
 
-def unsynchronized_state() -> dict:
-    return {"w": LAYERED[0], "mean": np.zeros(64, np.float32)}
+UNSYNCHRONIZED_STATE = {"w": LAYERED[0], "mean": np.zeros(64, np.float32)}
 
 
-def _keys(state, x):
-    own = jax.random.fold_in(state["own"], lax.axis_index("i"))
-    noise = jax.random.key_data(own)[0] % 7 + jax.random.key_data(state["all"])[1] % 5
-    w = state["w"] + lax.pmean(jnp.mean(x) * noise, "i")
-    return {"own": own, "all": jax.random.split(state["all"])[0], "w": w}
+def _keys() -> Case:
+    def step(state, x):
+        own = jax.random.fold_in(state["own"], lax.axis_index("i"))
+        noise = jax.random.key_data(own)[0] % 7 + jax.random.key_data(state["all"])[1] % 5
+        w = state["w"] + lax.pmean(jnp.mean(x) * noise, "i")
+        return {"own": own, "all": jax.random.split(state["all"])[0], "w": w}
 
-
-def _keys_state() -> dict:
     keys = {"own": jax.random.key(0), "all": jax.random.key(1, impl="rbg")}
-    return {**keys, "w": np.float32(0)}
+    return Case(step, {**keys, "w": np.float32(0)}, (ROWS,))
 
 
 def _flax_trainer() -> Case:
     """Return a trainer with dropout, and a batch norm that is not synchronized."""
-    nn, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
+    nn = pytest.importorskip("flax.linen")
     train_state = pytest.importorskip("flax.training.train_state")
 
     class Net(nn.Module):
@@ -285,14 +241,12 @@ def _flax_trainer() -> Case:
         batch_stats: dict
 
     def step(state, batch, rng):
-        rng = jax.random.fold_in(rng, state.step)
+        rngs = {"dropout": jax.random.fold_in(rng, state.step)}
 
         def loss_of(params):
             variables = {"params": params, "batch_stats": state.batch_stats}
-            logits, new = state.apply_fn(
-                variables, batch["image"], train=True, mutable=["batch_stats"],
-                rngs={"dropout": rng},
-            )  # fmt: skip
+            options = {"train": True, "mutable": ["batch_stats"], "rngs": rngs}
+            logits, new = state.apply_fn(variables, batch["image"], **options)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
             return losses.mean(), new
 
@@ -310,21 +264,13 @@ def _flax_trainer() -> Case:
     return Case(step, train, (batch, jax.random.split(jax.random.key(1), 8)))
 
 
+_UPDATES = {**UPDATES, "sort in a branch": _sorted_in_a_branch}
 CASES: dict[str, Callable[[], Case]] = {
-    **{
-        name: lambda update=update: Case(with_update(update), state(), (X, Y))
-        for name, update in {**UPDATES, "sort in a branch": _sorted_in_a_branch}.items()
-    },
-    **{
-        name: lambda name=name: _with_optax(name)
-        for name in ("MultiSteps", "clip", "apply_if_finite")
-    },
-    **{
-        name: lambda loss=loss: Case(with_loss(loss), LAYERED, (ROWS,))
-        for name, loss in LOSSES.items()
-    },
-    "adam": lambda: Case(adam, adam_state(), (X, Y)),
-    "unsynchronized": lambda: Case(unsynchronized, unsynchronized_state(), (ROWS,)),
-    "keys": lambda: Case(_keys, _keys_state(), (ROWS,)),
+    **{name: lambda of=of: Case(with_update(of), STATE, (X, Y)) for name, of in _UPDATES.items()},
+    **{name: lambda of=of: _with_optax(of) for name, of in WRAPPERS.items()},
+    **{name: lambda of=of: Case(with_loss(of), LAYERED, (ROWS,)) for name, of in LOSSES.items()},
+    "adam": lambda: Case(adam, ADAM_STATE, (X, Y)),
+    "unsynchronized": lambda: Case(unsynchronized, UNSYNCHRONIZED_STATE, (ROWS,)),
+    "keys": _keys,
     "flax": _flax_trainer,
 }

@@ -21,7 +21,7 @@ _X = np.random.default_rng(1).normal(size=(8, 4, 16)).astype(np.float32)
 def test_results_are_as_pmap_gives_them():
     view = global_view(steps.adam, "i", out_axes=(0, {"loss": None, "own": 0}))
 
-    _, metrics = view(steps.adam_state(), X, Y)
+    _, metrics = view(steps.ADAM_STATE, X, Y)
 
     assert metrics["loss"].shape == ()
     assert len(set(metrics["own"].tolist())) == 8
@@ -35,23 +35,16 @@ def test_two_carried_arguments_and_a_static_one():
         return params - rate * moment, moment
 
     view = global_view(
-        step,
-        "i",
-        state=(0, 1),
-        in_axes=(None, None, 0, None),
-        static_broadcasted_argnums=3,
-        shardings="fsdp",
-        donate_argnums=(0, 1),
-    )
-    placed = view.place((_W, np.zeros_like(_W)))
-    for rate in (0.5, 0.25):
-        placed = view(*placed, _X, rate)
-
-    # Powers of two: one rounding or two is the same.
+        step, "i", state=(0, 1), in_axes=(None, None, 0, None), static_broadcasted_argnums=3,
+        shardings="fsdp", donate_argnums=(0, 1),
+    )  # fmt: skip
     pmapped = jax.pmap(step, "i", in_axes=(None, None, 0), static_broadcasted_argnums=3)
-    wanted = (_W, np.zeros_like(_W))
-    for rate in (0.5, 0.25):
+    wanted = _W, np.zeros_like(_W)
+    placed = view.place(wanted)
+    for rate in (0.5, 0.25):  # powers of two: one rounding or two is the same
+        placed = view(*placed, _X, rate)
         wanted = jax.tree.map(lambda leaf: np.asarray(leaf[0]), pmapped(*wanted, _X, rate))
+
     for mine, other in zip(placed, wanted, strict=True):
         assert np.array_equal(mine, other)
         assert mine.sharding.spec == P(None, "i")
@@ -74,23 +67,6 @@ def test_a_step_that_constrains_or_maps_is_an_error_with_its_line(step):
         global_view(step, "i")(_W, _X[:, :1])
 
 
-def test_an_evaluation_takes_the_state_as_it_is_kept():
-    view = global_view(_descend, "i", shardings="fsdp")
-    w = view.place(_W)
-
-    evaluate = global_view(
-        lambda w, x: lax.pmean(_loss_by_hand(w, x), "i"),
-        "i",
-        state=None,
-        in_axes=(None, 0),
-        out_axes=None,
-    )
-    np.testing.assert_allclose(evaluate(w, _X), _loss_by_hand(_W, _X), rtol=1e-6)
-
-
-# ---- transforms
-
-
 def _loss(w, x):
     step = lambda w, x: lax.pmean(jnp.mean(jnp.tanh(x @ w) ** 2), "i")
     return global_view(step, "i", state=None, in_axes=(None, 0), out_axes=None)(w, x)
@@ -104,24 +80,29 @@ def _descend(w, x):
     return w - 0.5 * lax.pmean(jax.grad(_loss_by_hand)(w, x), "i")
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda loss: jax.grad(loss)(_W, _X),
-        lambda loss: jax.jit(jax.grad(loss))(_W, _X),
-        lambda loss: jax.grad(loss, 1)(_W, _X),
-        lambda loss: jax.jvp(lambda w: loss(w, _X), (_W,), (_W,)),
-        lambda loss: jax.vmap(loss, in_axes=(0, None))(np.stack([_W, 2 * _W, -_W]), _X),
-    ],
-    ids=["grad", "jit of grad", "grad of the batch", "jvp", "vmap"],
-)
-def test_it_is_transformed_from_outside(transform):
+def test_an_evaluation_takes_the_state_as_it_is_kept():
+    w = global_view(_descend, "i", shardings="fsdp").place(_W)
+
+    np.testing.assert_allclose(_loss(w, _X), _loss_by_hand(_W, _X), rtol=1e-6)
+
+
+_TRANSFORMS = {
+    "grad": lambda loss: jax.grad(loss)(_W, _X),
+    "jit of grad": lambda loss: jax.jit(jax.grad(loss))(_W, _X),
+    "grad of the batch": lambda loss: jax.grad(loss, 1)(_W, _X),
+    "jvp": lambda loss: jax.jvp(lambda w: loss(w, _X), (_W,), (_W,)),
+    "vmap": lambda loss: jax.vmap(loss, in_axes=(0, None))(np.stack([_W, 2 * _W, -_W]), _X),
+}
+
+
+@pytest.mark.parametrize("name", _TRANSFORMS)
+def test_it_is_transformed_from_outside(name):
     close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
-    jax.tree.map(close, transform(_loss), transform(_loss_by_hand))
+    jax.tree.map(close, _TRANSFORMS[name](_loss), _TRANSFORMS[name](_loss_by_hand))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("loss", [steps.one_by_one, steps.in_a_scan, steps.in_checkpoints])
+@pytest.mark.parametrize("loss", [steps.one_by_one, steps.in_a_scan, steps.LOSSES["checkpoints"]])
 def test_derivatives_from_outside_are_the_same_with_regather(loss):
     def of_state(*, regather: bool) -> np.ndarray:
         view = global_view(steps.with_loss(loss), "i", shardings="fsdp", regather=regather)
@@ -146,7 +127,7 @@ def test_it_stands_in_a_jitted_loop():
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_under_a_mesh_that_is_set(kind, named):
     mesh = jax.make_mesh((8,), ("i",), axis_types=(kind,))
-    step, state = steps.unsynchronized, steps.unsynchronized_state()
+    step, state = steps.unsynchronized, steps.UNSYNCHRONIZED_STATE
     wanted = global_view(step, "i", shardings="fsdp")(state, steps.ROWS)
 
     with jax.set_mesh(mesh):

@@ -4,18 +4,16 @@ To the bit, as long as each sum is the one of pmap; in float64 to 1e-9 of the la
 leaf, where sums go over parts.
 """
 
-import dataclasses
 import gc
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from against_pmap import assert_same, compare, stacked
+from against_pmap import assert_same, compare, mesh_of, stacked
 from drawn_steps import ALIKE, batch_of, state_of, step_of
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
@@ -23,8 +21,7 @@ import jax_dist
 BATCH = 3  # steps compiled as one
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """On which mesh, and how, a drawn step is run."""
 
     sizes: dict[str, int]  # of the mesh; the last axis but "model" is what the state is cut over
@@ -36,10 +33,6 @@ class Way:
     @property
     def mapped(self) -> tuple[str, ...]:
         return tuple(name for name in self.sizes if name != "model")
-
-    @property
-    def count(self) -> int:
-        return 8 // self.sizes.get("model", 1)
 
     def rule(self, path: str, leaf: jax.ShapeDtypeStruct) -> P:
         """Cuts what is always shared over the mapped axis, and all over a further one."""
@@ -73,7 +66,7 @@ WAYS = [
 
 def drawn(seeds: Iterable[int], way: Way) -> Any:
     """Several steps as one, both ways; return the facts about the leaves of their state."""
-    count, exact = way.count, way.gradients == "reduce"
+    count, exact = 8 // way.sizes.get("model", 1), way.gradients == "reduce"
     steps = {f"{seed}": step_of(seed, count, jumps=exact) for seed in seeds}
     states = {name: state_of(int(name)) for name in steps}
     batch = {name: batch_of(int(name), count) for name in steps}
@@ -82,39 +75,25 @@ def drawn(seeds: Iterable[int], way: Way) -> Any:
         for name, state in states.items():
             state["c"] = np.asarray(stacked(state["c"], count))
             state["own"] = batch_of(-2 - int(name), count)
-        mixed = {"c": True, "own": True}
-        slices = {name: {leaf: leaf in mixed for leaf in states[name]} for name in states}
+        slices = {name: {leaf: leaf in ("c", "own") for leaf in states[name]} for name in states}
 
     def step(state: dict, x: dict) -> tuple[dict, dict]:
         outs = {name: each(state[name], x[name]) for name, each in steps.items()}
         return {name: new for name, (new, _) in outs.items()}, {n: y for n, (_, y) in outs.items()}
 
+    options = {"mesh": mesh_of(**way.sizes), "mesh_axes": way.mapped, "shardings": way.rule}
+    options |= {"gradients": way.gradients, "regather": way.regather, "scanned": way.scanned}
     with jax.enable_x64(not exact), warnings.catch_warnings():
         if not exact:
             wide = lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf
             states, batch = jax.tree.map(lambda leaf: wide(np.asarray(leaf)), (states, batch))
-        view, _ = compare(
-            step,
-            states,
-            batch,
-            slices=slices,
-            bound=0 if exact else 1e-9,
-            scanned=way.scanned,
-            mesh=Mesh(np.array(jax.devices()).reshape(*way.sizes.values()), tuple(way.sizes)),
-            mesh_axes=way.mapped,
-            shardings=way.rule,
-            gradients=way.gradients,
-            regather=way.regather,
-        )
+        bound = 0 if exact else 1e-9
+        view = compare(step, states, batch, slices=slices, bound=bound, **options)
     return view.report().leaves
 
 
-def way_of(first: int) -> Way:
-    return WAYS[first // BATCH % len(WAYS)]
-
-
 def _found_shared(first: int) -> None:
-    leaves = drawn(range(first, first + BATCH), way_of(first))
+    leaves = drawn(range(first, first + BATCH), WAYS[first // BATCH % len(WAYS)])
 
     alike = [leaf for leaf in leaves if leaf.path.rsplit("'")[-2] in ALIKE]
     assert len(alike) == BATCH * len(ALIKE)
@@ -131,15 +110,8 @@ _TANH_BY_COLUMNS = pytest.mark.skipif(
 
 
 # One of each kind of mesh, and of each kind of sums.
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(1, marks=pytest.mark.thorough),
-        pytest.param(4, marks=pytest.mark.thorough),
-        pytest.param(7, marks=[pytest.mark.thorough, _TANH_BY_COLUMNS]),
-        pytest.param(13, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [1, 4, pytest.param(7, marks=_TANH_BY_COLUMNS), 13])
 def test_drawn_steps_have_the_numbers_of_pmap(number):
     _found_shared(BATCH * number)
 

@@ -1,55 +1,33 @@
 """Steps x shardings: the numbers are those of pmap."""
 
-from typing import Any
+import itertools
 
 import jax
-import numpy as np
 import pytest
-from against_pmap import compare
-from jax.sharding import Mesh
+from against_pmap import compare, mesh_of
 from jax.sharding import PartitionSpec as P
 from steps import CASES, LAYERED, LOSSES, ROWS, with_loss
 
 
-def mesh(**sizes: int) -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(*sizes.values()), tuple(sizes))
-
-
-def _two_dimensions(path: str, leaf: Any) -> P:
+def _two_dimensions(path, leaf):
     return P("i", "model") if leaf.ndim == 2 and min(leaf.shape) >= 8 else P()
 
 
-REPLICA = ("replica", "shard")
 EXACT = {"gradients": "reduce"}
+FSDP = {"shardings": "fsdp", **EXACT}
+HSDP = {"mesh": mesh_of(replica=2, shard=4), "mesh_axes": ("replica", "shard"), "regather": True}
+MODEL = {"mesh": mesh_of(i=4, model=2), "shardings": _two_dimensions}
 # Of each: the number of devices along the mapped axis, the bound, and the options. A sum over
 # shards, as a norm is one, and one that XLA shards over model axes, has another order.
-SHARDINGS: dict[str, tuple[int, float, Any]] = {
-    "replicated": (8, 0, lambda: {}),
-    "fsdp": (8, 0, lambda: {"shardings": "fsdp", **EXACT}),
-    "scattered": (8, 1e-5, lambda: {"shardings": "fsdp"}),
-    "regather": (8, 0, lambda: {"shardings": "fsdp", "regather": True, **EXACT}),
-    "renamed": (
-        8,
-        0,
-        lambda: {"mesh": mesh(data=8), "mesh_axes": ("data",), "shardings": "fsdp", **EXACT},
-    ),
-    "hsdp": (
-        8,
-        0,
-        lambda: {
-            "mesh": mesh(replica=2, shard=4),
-            "mesh_axes": REPLICA,
-            "shardings": "fsdp",
-            "regather": True,
-            **EXACT,
-        },
-    ),
-    "model, whole": (
-        4,
-        0,
-        lambda: {"mesh": mesh(i=4, model=2), "shardings": _two_dimensions, **EXACT},
-    ),
-    "model": (4, 2e-3, lambda: {"mesh": mesh(i=4, model=2), "shardings": _two_dimensions}),
+SHARDINGS = {
+    "replicated": (8, 0, {}),
+    "fsdp": (8, 0, FSDP),
+    "scattered": (8, 1e-5, {"shardings": "fsdp"}),
+    "regather": (8, 0, {**FSDP, "regather": True}),
+    "renamed": (8, 0, {**FSDP, "mesh": mesh_of(data=8), "mesh_axes": ("data",)}),
+    "hsdp": (8, 0, {**FSDP, **HSDP}),
+    "model, whole": (4, 0, {**MODEL, **EXACT}),
+    "model": (4, 2e-3, MODEL),
 }
 QUICK = {
     ("skips", "fsdp"),
@@ -68,12 +46,9 @@ UNSUITED = {("flax", "model"), ("flax", "model, whole")}
 @pytest.mark.parametrize(
     ("case", "sharding"),
     [
-        pytest.param(
-            case, sharding, marks=() if (case, sharding) in QUICK else pytest.mark.thorough
-        )
-        for case in CASES
-        for sharding in SHARDINGS
-        if (case, sharding) not in UNSUITED
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.thorough)
+        for pair in itertools.product(CASES, SHARDINGS)
+        if pair not in UNSUITED
     ],
 )
 def test_the_numbers_are_those_of_pmap(case, sharding):
@@ -82,7 +57,7 @@ def test_the_numbers_are_those_of_pmap(case, sharding):
     if case in ROOTS and sharding == "hsdp" and jax.__version_info__ >= (0, 12):
         bound = 1e-6
     batch = jax.tree.map(lambda leaf: leaf[:count], batch)
-    compare(step, state, *batch, bound=bound, **options())
+    compare(step, state, *batch, bound=bound, **options)
 
 
 @pytest.mark.thorough

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import steps
-from against_pmap import PLAIN, assert_same, compare, stacked
+from against_pmap import compare, stacked
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from steps import unsynchronized
+from steps import UNSYNCHRONIZED_STATE, unsynchronized
 
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError
@@ -31,29 +30,22 @@ def _step(state, x):
     return {"w": state["w"] - 0.125 * grads, "own": state["own"] + x.mean()}, jnp.sum(x)
 
 
-def _state():
-    return {"w": np.ones((64, 32), np.float32), "own": np.float32(0)}
+_STATE = {"w": np.ones((64, 32), np.float32), "own": np.float32(0)}
+_MIXED = {"w": np.ones((64, 32), np.float32), "own": np.arange(8, dtype=np.float32)}
 
 
-def _mixed():
-    return {"w": np.ones((64, 32), np.float32), "own": np.arange(8, dtype=np.float32)}
-
-
-def _view(**options):
-    return global_view(_step, "i", shardings="fsdp", **options)
+def _view():
+    return global_view(_step, "i", shardings="fsdp")
 
 
 def _same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-# ---- which leaves vary
-
-
 def test_a_state_placed_alone_is_completed_by_the_first_call():
     view = global_view(unsynchronized, "i", shardings="fsdp", donate_argnums=0)
 
-    state = view.place(steps.unsynchronized_state())
+    state = view.place(UNSYNCHRONIZED_STATE)
     assert state["mean"].shape == (64,)
     for _ in range(3):
         state = view(state, _X)
@@ -90,7 +82,7 @@ def test_what_varies_makes_others_vary_in_the_next_round():
         a, b, c, d = (state[name] for name in "abcd")
         return {"a": a + jnp.mean(x), "b": b + a, "c": c + b, "d": d + lax.pmean(c, "i")}
 
-    view, _ = compare(step, dict.fromkeys("abcd", np.float32(0)), _X, times=4)
+    view = compare(step, dict.fromkeys("abcd", np.float32(0)), _X, times=4)
     assert [leaf.uniform for leaf in view.report().leaves] == [False, False, False, True]
 
 
@@ -99,8 +91,8 @@ def test_a_leaf_that_varies_in_one_branch_of_a_static_argument_does_in_all(turns
     sometimes = lambda state, x, training: _step(state, x)[0] if training else state
     view = global_view(sometimes, "i", shardings="fsdp", static_broadcasted_argnums=2)
     other = _view()
-    state = view.place(_state(), _X, turns[0], stacked=False)
-    expected = other.place(_state(), _X, stacked=False)
+    state = view.place(_STATE, _X, turns[0], stacked=False)
+    expected = other.place(_STATE, _X, stacked=False)
     x = _X * np.arange(8, dtype=np.float32).reshape(8, 1, 1)
 
     for training in turns:
@@ -110,9 +102,6 @@ def test_a_leaf_that_varies_in_one_branch_of_a_static_argument_does_in_all(turns
     assert state["own"].shape == (8,)
     assert np.unique(state["own"]).size == 8
     assert view(state, x, turns[1])["own"].shape == (8,)
-
-
-# ---- errors for leaves that vary
 
 
 def _skipping(w, x):
@@ -125,42 +114,29 @@ def _unknown(w, x):
 
 
 def _with_loss(w, x):
-    loss = jnp.mean((x @ w) ** 2)  # own loss
+    loss = jnp.mean((x @ w) ** 2)
     return w - lax.pmean(jnp.mean(x), "i"), loss * 1
 
 
-@pytest.mark.parametrize(
-    ("step", "state", "options", "texts"),
-    [
-        (
-            _skipping,
-            _W,
-            {"shardings": "fsdp"},
-            ["Leaves of the state of '_skipping' cannot", "decided alone", "pmean"],
-        ),
-        (
-            unsynchronized,
-            steps.unsynchronized_state(),
-            {"shardings": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "i")},
-            ["state['mean']", "each device has others", "never averaged"],
-        ),
-        (
-            _unknown,
-            _W,
-            {"shardings": lambda path, leaf: P("i")},
-            ["(rng_uniform)"],
-        ),
-        (_with_loss, _W, {"out_axes": (0, None)}, ["out_axes=None", "test_states.py:"]),
-    ],
-    ids=["skipping", "ruled", "unknown", "out_axes"],
-)
-def test_what_varies_and_should_not_is_an_error_with_its_line(step, state, options, texts):
+_LAST = {"shardings": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "i")}
+_VARYING = {  # what the error says; after "# ", a comment of the line that it names
+    "decided alone": (_skipping, _W, {"shardings": "fsdp"},
+        ["Leaves of the state of '_skipping' cannot", "# decided alone", "pmean"]),
+    "never averaged": (unsynchronized, UNSYNCHRONIZED_STATE, _LAST,
+        ["state['mean']", "each device has others", "# never averaged"]),
+    "unknown operation": (_unknown, _W, _LAST, ["(rng_uniform)"]),
+    "result": (_with_loss, _W, {"out_axes": (0, None)}, ["out_axes=None", "test_states.py:"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _VARYING)
+def test_what_varies_and_should_not_is_an_error_with_its_line(name):
+    step, state, options, texts = _VARYING[name]
     with pytest.raises(ArgumentError) as raised:
         global_view(step, "i", **options)(state, _X)
 
     for text in texts:
-        is_comment = text in ("decided alone", "never averaged")
-        assert (_line(step, text) if is_comment else text) in str(raised.value)
+        assert (_line(step, text) if text.startswith("# ") else text) in str(raised.value)
 
 
 def test_a_leaf_that_varies_and_was_to_be_sharded_is_named_with_bytes_and_line():
@@ -182,15 +158,12 @@ def test_a_leaf_that_varies_and_was_to_be_sharded_is_named_with_bytes_and_line()
     global_view(step, "i")(state, _X)  # nothing was to be sharded
 
 
-# ---- states of pmap
-
-
 def test_a_stacked_state_gives_what_a_placed_one_gives():
     view, other = _view(), _view()
-    expected, _ = other(other.place(_state()), _X)
-    original = jax.tree.map(jnp.asarray, stacked(_state()))
+    expected, _ = other(other.place(_STATE), _X)
+    original = jax.tree.map(jnp.asarray, stacked(_STATE))
     placed = view.place(original, stacked=True)
-    _same(placed, _state())
+    _same(placed, _STATE)
     state, _ = view(placed, _X)
 
     assert state["w"].sharding.spec == P("i")
@@ -201,45 +174,33 @@ def test_a_stacked_state_gives_what_a_placed_one_gives():
 
 
 def test_the_state_of_pmap_goes_on_from_there():
-    reference = stacked(steps.unsynchronized_state())
-    pmapped = jax.jit(jax.pmap(unsynchronized, axis_name="i")).lower(reference, _X)
-    program = pmapped.compile(compiler_options=PLAIN)
-    reference = program(reference, _X)
+    state = jax.pmap(unsynchronized, axis_name="i")(stacked(UNSYNCHRONIZED_STATE), _X)
+    assert not (state["mean"][0] == state["mean"][1]).all()
 
-    view = global_view(unsynchronized, "i", shardings="fsdp", gradients="reduce")
-    state = view.place(reference, _X, stacked=True)  # its means differ
-    compiled = view.lower(state, _X).compile(compiler_options=PLAIN)
-    x = jax.device_put(_X, view._signatures.last.in_layouts[-1][1])
-    assert_same(compiled(state, x), program(reference, _X))
+    compare(unsynchronized, state, _X, slices=True, shardings="fsdp", gradients="reduce")
 
 
-def _drifted():
-    state = stacked(_state())
-    return {**state, "w": state["w"].at[5, 3, 3].add(2**-20)}
-
-
-def _place_first(jit):
+def _call_after_place(call, state):
     view = _view()
-    view.place(_state(), _X)
-    return jit(view)(stacked(_state()), _X)
+    view.place(_STATE, _X)
+    return call(view)(state, _X)
 
 
+_STACKED = stacked(_STATE)
+_DRIFTED = {**_STACKED, "w": _STACKED["w"].at[5, 3, 3].add(2**-20)}
 _MISPLACED = {
-    "drifted": (
-        lambda: _view().place(_drifted(), _X, stacked=True),
-        "begins to vary at place (its copies differ)",
-    ),
-    "not stacked": (lambda: _view().place(_state(), stacked=True), "stacked over 8 devices, but"),
-    "called stacked": (lambda: _place_first(lambda view: view), "view.place(state, stacked=True)"),
-    "jitted stacked": (lambda: _place_first(jax.jit), "view.place(state, stacked=True)"),
+    "drifted": (lambda: _view().place(_DRIFTED, _X, stacked=True), "place (its copies differ)"),
+    "not stacked": (lambda: _view().place(_STATE, stacked=True), "stacked over 8 devices, but"),
+    "stacked": (lambda: _call_after_place(lambda view: view, _STACKED), "state, stacked=True)"),
+    "stacked, traced": (lambda: _call_after_place(jax.jit, _STACKED), "state, stacked=True)"),
     # It would become one of `[8, 8]`, each device with all values of all devices.
-    "either": (lambda: _view().place(_mixed(), _X), "stacked=...)"),
-    "either, alone": (lambda: _view()(_view().place(_mixed()), _X), "stacked=...)"),
-    "either, called": (lambda: _view()(_mixed(), _X), "stacked=...)"),
-    "either, traced": (lambda: jax.jit(_view())(_mixed(), _X), "test_states.py"),
+    "either": (lambda: _view().place(_MIXED, _X), "stacked=...)"),
+    "either, alone": (lambda: _view()(_view().place(_MIXED), _X), "stacked=...)"),
+    "either, called": (lambda: _view()(_MIXED, _X), "stacked=...)"),
+    "either, traced": (lambda: jax.jit(_view())(_MIXED, _X), "test_states.py"),
     "elsewhere": (
-        lambda: _view()(jax.device_put(_state(), jax.devices()[5]), _X),
-        "the global view keeps it as",
+        lambda: _view()(jax.device_put(_STATE, jax.devices()[5]), _X),
+        "view keeps it as",
     ),
 }
 
@@ -254,21 +215,21 @@ def test_a_state_in_another_form_is_an_error_with_its_remedy(name):
 
 def test_a_tree_says_which_leaves_have_a_value_for_each_device():
     view, other = _view(), _view()
-    expected = other.place(_state(), _X, stacked=False)
+    expected = other.place(_STATE, _X, stacked=False)
     expected["own"] = expected["own"] + np.arange(8, dtype=np.float32)
 
     flags = {"w": False, "own": True}
-    state = view.place(_mixed(), _X, stacked=flags)
+    state = view.place(_MIXED, _X, stacked=flags)
     assert {name: leaf.shape for name, leaf in state.items()} == {"w": (64, 32), "own": (8,)}
     _same(view(state, _X)[0], other(expected, _X)[0])
-    assert view.place(_mixed(), _X, stacked=False)["own"].shape == (8, 8)
+    assert view.place(_MIXED, _X, stacked=False)["own"].shape == (8, 8)
 
     def pair(w, own, x):
         new, metric = _step({"w": w, "own": own}, x)
         return new["w"], new["own"], metric
 
     view = global_view(pair, "i", state=(0, 1))
-    w, own = view.place((_mixed()["w"], _mixed()["own"]), _X, stacked=(False, True))
+    w, own = view.place((_MIXED["w"], _MIXED["own"]), _X, stacked=(False, True))
     assert (w.shape, own.shape) == ((64, 32), (8,))
 
 
@@ -302,9 +263,6 @@ def test_each_device_may_be_given_a_key_of_its_own(batch, *, typed: bool):
     np.testing.assert_array_equal(sum_here, sum_there)
 
 
-# ---- memory
-
-
 @pytest.mark.parametrize("shardings", ["replicated", "fsdp"])
 @pytest.mark.parametrize("is_stacked", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
@@ -330,18 +288,17 @@ def test_a_placed_state_shares_no_memory_with_what_was_given(
 @pytest.mark.parametrize("device", [0, 5])
 def test_what_varies_is_moved_from_another_device(device):
     view, other = _view(), _view()
-    state = _state()
-    expected = other(other.place(_state(), stacked=False), _X)
-    state["own"] = jax.device_put(state["own"], jax.devices()[device])
+    expected = other(other.place(_STATE, stacked=False), _X)
+    state = {**_STATE, "own": jax.device_put(_STATE["own"], jax.devices()[device])}
     _same(view(state, _X), expected)
 
-    elsewhere = jax.device_put(_state(), jax.devices()[device])
-    _same(_view().place(elsewhere, _X), other.place(_state(), _X, stacked=False))
+    elsewhere = jax.device_put(_STATE, jax.devices()[device])
+    _same(_view().place(elsewhere, _X), other.place(_STATE, _X, stacked=False))
 
 
 def test_a_scan_over_a_view():
     view = _view()
-    state = view.place(_state(), _X, stacked=False)
+    state = view.place(_STATE, _X, stacked=False)
     last, sums = jax.jit(lambda state, xs: lax.scan(view, state, xs))(state, np.stack([_X, -_X]))
 
     first, one = view(state, _X)
