@@ -199,6 +199,10 @@ def test_a_limit_removes_the_least_recently_used(tmp_path, unit):
         _scale(factor)
     first, second = sorted(folder.glob("*-cache"), key=lambda path: path.stat().st_mtime_ns)
     size = first.stat().st_size * 5 // 2
+    abandoned, current = folder / ".jax-dist-1.tmp", folder / ".jax-dist-2.tmp"
+    abandoned.touch()
+    current.touch()
+    os.utime(abandoned, (10, 10))
     os.utime(first, (10, 10))
     os.utime(second, (20, 20))
     cache.enable(tmp_path, max_size=f"{size / 1000:.6f} kB" if unit else size)
@@ -212,6 +216,8 @@ def test_a_limit_removes_the_least_recently_used(tmp_path, unit):
     assert len(left) == 2
     assert first in left
     assert second not in left
+    assert current.exists()
+    assert not abandoned.exists()
 
 
 def test_a_url_that_jax_cannot_use_turns_the_cache_off():

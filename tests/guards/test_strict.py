@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import allow_recompiles, allow_transfers, strict
+from jax_dist import allow_recompiles, allow_transfers, memory_guard, strict
 from jax_dist.errors import DonationError, RecompileError, TransferError
 
 _FILE = "tests/guards/test_strict.py"
@@ -222,6 +222,14 @@ def test_a_program_that_cannot_use_a_donation_is_stopped_under_any_filter_of_war
     )
 
 
+def test_a_donation_of_which_jax_has_warned_before_is_stopped():
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("default")
+        jax.jit(lambda s: s.sum(), donate_argnums=0)(jnp.ones((8, 7)))
+        with pytest.raises(DonationError), donations():
+            jax.jit(lambda s: s.min(), donate_argnums=0)(jnp.ones((8, 7)))
+
+
 def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone():
     text = r"'<lambda>' did not take the memory of the donated s\['b'\], at "
     with pytest.raises(DonationError, match=text):
@@ -341,6 +349,7 @@ def test_a_training_loop_is_written_as_usual():
         (lambda: next(strict().steps([1])), RuntimeError, r"steps\(\) needs the block"),
         (lambda: strict()(asyncio.sleep), TypeError, "cannot guard sleep: a generator or coro"),
         (lambda: strict()(lambda: (yield)), TypeError, "<lambda>: a generator or coroutine"),
+        (lambda: memory_guard()(lambda: (yield)), TypeError, "memory_guard cannot guard <lambda>"),
     ],
 )
 def test_misuse_is_an_error(act, kind, text):
