@@ -38,7 +38,7 @@ _SHOWN = 8  # arguments in one message; programs of one function that are rememb
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
-_FILTER: Any = ("error", re.compile(_UNUSABLE, re.IGNORECASE), UserWarning, None, 0)
+_FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 
 
 class _Block(NamedTuple):
@@ -120,9 +120,10 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         count = next(self._count)
         if count >= (self._warmup or 0):
             self._forbid(block.settings)
-        if self._donation and count == 0:  # JAX may have warned of the same types: forget that
-            warnings.filterwarnings("error", _UNUSABLE, UserWarning)
-        elif self._donation:  # at each step, the user's other warnings would be shown again
+        if self._donation and count == 0:  # at each step, the user's warnings would be shown again
+            with warnings.catch_warnings():  # Python forgets of which programs JAX has warned
+                pass
+        if self._donation:
             block.filters.insert(0, _FILTER)
         return self
 
