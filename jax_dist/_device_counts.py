@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_dist import _usage
+from jax_dist._passes.constants import is_key
 from jax_dist._pmap.axes import spread_in_axes
 from jax_dist._pmap.placement import with_data
-from jax_dist._rewrite.constants import is_key
 from jax_dist.errors import ArgumentError
 
 _SEEDS = 6  # runs with perturbed inputs

@@ -26,12 +26,12 @@ import jax
 
 from jax_dist._calls import definition
 from jax_dist._compat import Device
+from jax_dist._passes.captures import Captures
+from jax_dist._passes.fronts import CALL_SLOT
+from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.dispatch import Dispatcher
 from jax_dist._pmap.options import Arrays, Options, check_axis_name
-from jax_dist._rewrite.captures import Captures
-from jax_dist._rewrite.gathers import Gathers
-from jax_dist._rewrite.programs import CALL_SLOT
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -17,14 +17,14 @@ from jax_dist import _codes, _compat
 from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._hlo import ProgramCost
+from jax_dist._passes import PassFinding
+from jax_dist._passes.captures import Captures, find_captures
+from jax_dist._passes.fronts import CALL_SLOT
+from jax_dist._passes.gathers import Gathers
+from jax_dist._passes.partition import Partitioning, Specs
 from jax_dist._pmap import axes
-from jax_dist._rewrite import PassFinding
-from jax_dist._rewrite.captures import Captures, find_captures
 from jax_dist._rewrite.diagnostics import find_gradient_sums
-from jax_dist._rewrite.gathers import Gathers
-from jax_dist._rewrite.partition import Partitioning, Specs
 from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
-from jax_dist._rewrite.programs import CALL_SLOT
 from jax_dist._rewrite.report import Report, find_key_causes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat, primitives
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import equations
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import equations
 from jax_dist.primitives import RECORDS
 
 _PACKAGE = pathlib.Path(jax_dist.__file__).parent

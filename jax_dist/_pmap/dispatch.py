@@ -26,16 +26,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._passes import captures, fronts, interpreter
+from jax_dist._passes.captures import Lifted, PlacedCaptures, Placements, Watch
+from jax_dist._passes.constants import put_copy
+from jax_dist._passes.gathers import plan_gathers
 from jax_dist._pmap import axes, emission, meshes, placement
 from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.emission import TracedBody
 from jax_dist._pmap.meshes import InnerAxis, Layout
 from jax_dist._pmap.options import Options
 from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
-from jax_dist._rewrite import captures, interpreter, programs
-from jax_dist._rewrite.captures import Lifted, PlacedCaptures, Placements, Watch
-from jax_dist._rewrite.constants import put_copy
-from jax_dist._rewrite.gathers import plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
 _NOTHING_LIFTED = Lifted(None, (), (), ())  # pyright: ignore[reportArgumentType]
@@ -74,7 +74,7 @@ class Dispatcher:
         self._placements = Placements()
         self._jits: dict[Any, Any] = {}
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
-        self._fronts = programs.Fronts(
+        self._fronts = fronts.Fronts(
             options.fun_name,
             self._call_anew,
             function=fun,
@@ -147,7 +147,7 @@ class Dispatcher:
                 "pmap cannot extend. Map the outer function with jax_dist.pmap too, or use vmap."
             )
         # In an outer trace, a call on constants has no tracers among its leaves.
-        if any_tracer(call.leaves) or programs.is_staged():
+        if any_tracer(call.leaves) or fronts.is_staged():
             return self._stage(call, args, kwargs), None, False
         user_mesh = meshes.mesh_of_user()
         if user_mesh is None:
@@ -177,7 +177,7 @@ class Dispatcher:
         placed = self._place_captures(signature, context.layout)
         program = self._program(context, signature)
         results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
-        self._fronts.use(placed, is_full=programs.can_be_full(context.layout.mesh))
+        self._fronts.use(placed, is_full=fronts.can_be_full(context.layout.mesh))
         return results, memory if placed is asking else None, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

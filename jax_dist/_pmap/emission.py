@@ -18,13 +18,13 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec as P
 
+from jax_dist._passes import interpreter, rebind
+from jax_dist._passes.interpreter import named_axes
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call
 from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, Layout
 from jax_dist._pmap.options import Options
-from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import named_axes
 from jax_dist.errors import DeviceCountError, MappedAxisError
 
 _MAX_RANK = 64  # of NumPy arrays

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 
 from jax_dist._compat import Device
+from jax_dist._passes.captures import Captures
+from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.meshes import UNNAMED, InnerAxis, Layout, make_layout
-from jax_dist._rewrite.captures import Captures
-from jax_dist._rewrite.gathers import Gathers
 from jax_dist.errors import ArgumentTypeError, DeviceCountError
 
 Arrays: TypeAlias = Literal["local", "global"]

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat import Device
+from jax_dist._passes.constants import is_key
+from jax_dist._passes.fronts import is_staged
 from jax_dist._pmap import meshes
-from jax_dist._rewrite.constants import is_key
-from jax_dist._rewrite.programs import is_staged
 from jax_dist.errors import ArgumentError
 
 _DEVICE_AXIS = "devices"  # the axis name of the meshes made here

@@ -20,14 +20,14 @@ from jax_dist import _compat
 from jax_dist._calls import definition
 from jax_dist._multihost import agreement
 from jax_dist._multihost.agreement import Fingerprint, containers, describe
+from jax_dist._passes.constants import is_key
+from jax_dist._passes.interpreter import equations, named_axes, names_of, record_of
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.meshes import Layout
 from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import with_data
-from jax_dist._rewrite.constants import is_key
-from jax_dist._rewrite.interpreter import equations, named_axes, names_of, record_of
 from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:

@@ -1,35 +1,5 @@
-"""Passes over one traced program: what it captures, gathers and partitions.
+"""The function that `rewrite` returns: its trace goes through `_passes`, and becomes programs.
 
-In comes a closed jaxpr. Out comes a `PassPlan`: what was found, by line, and the changed jaxpr, of
-the same inputs and results; None where nothing changes.
-
-`interpreter` reads and builds jaxprs, and all passes go through it; `uniformity` tells which values
-all devices share. An equation that no rule covers stays as it is, with the reason in a finding. A
-pass never drops an equation, changes a type, or assumes what it cannot see in the jaxpr.
+`program` has the calls, `remesh` the pass that moves pmaps, and `report` what `explain` shows, with
+the `diagnostics` that only report.
 """
-
-import dataclasses
-from typing import Literal, TypeAlias
-
-from jax.extend.core import ClosedJaxpr
-
-Outcome: TypeAlias = Literal["rewritten", "refused", "noted"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassFinding:
-    """One place in the user's program that a pass looked at."""
-
-    code: str  # of the rule: "JXD301"
-    outcome: Outcome
-    what: str  # "all_gather over 'i', then reduce_sum: one psum"
-    why: str  # the reason of a refusal; "" where there is nothing to explain
-    where: str  # "train.py:12", or "" if unknown
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassPlan:
-    """A program as a pass leaves it, and what the pass found."""
-
-    jaxpr: ClosedJaxpr | None  # of the same inputs and results; None: nothing to change
-    findings: tuple[PassFinding, ...] = ()

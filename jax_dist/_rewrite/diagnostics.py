@@ -12,8 +12,8 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _codes, _compat
-from jax_dist._rewrite import PassFinding, interpreter
-from jax_dist._rewrite.interpreter import record_of
+from jax_dist._passes import PassFinding, interpreter
+from jax_dist._passes.interpreter import record_of
 
 _REMATERIALIZED = "rematted_computation"  # JAX's name for the forward part of a checkpoint
 _WHY_SUMMED = (

@@ -21,10 +21,8 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._calls import warn_user
 from jax_dist._multihost.agreement import Fingerprint
-from jax_dist._pmap import placement, process_calls
-from jax_dist._pmap.body import any_tracer, type_of
-from jax_dist._rewrite import PassFinding, PassPlan, interpreter, programs, remesh
-from jax_dist._rewrite.captures import (
+from jax_dist._passes import PassFinding, PassPlan, fronts, interpreter
+from jax_dist._passes.captures import (
     NO_CAPTURES,
     Captures,
     Lifted,
@@ -35,10 +33,13 @@ from jax_dist._rewrite.captures import (
     lift,
     tracing,
 )
-from jax_dist._rewrite.constants import put_copy
-from jax_dist._rewrite.gathers import Gathers, plan_gathers
-from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
-from jax_dist._rewrite.propagation import find_meshes, meshes_of
+from jax_dist._passes.constants import put_copy
+from jax_dist._passes.gathers import Gathers, plan_gathers
+from jax_dist._passes.partition import Partitioning, Specs, plan_partitioning
+from jax_dist._passes.propagation import find_meshes, meshes_of
+from jax_dist._pmap import placement, process_calls
+from jax_dist._pmap.body import any_tracer, type_of
+from jax_dist._rewrite import remesh
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -104,7 +105,7 @@ class RewrittenProgram:
         self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _TracedCall]()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._jits: dict[tuple[PlacedCaptures, Hashable], Any] = {}
-        self.fronts = programs.Fronts(
+        self.fronts = fronts.Fronts(
             name,
             self._call_anew,
             function=lambda: self.fun,
@@ -142,7 +143,7 @@ class RewrittenProgram:
         and whether that is stale.
         """
         call = self._find(args, kwargs)
-        if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
+        if fronts.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
         for mesh in call.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
@@ -179,7 +180,7 @@ class RewrittenProgram:
             self._agree(call.traced, call.traced.fingerprint, call.mesh)
         jitted = self._jit(placed, call.variant)
         results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
-        is_full = call.mesh is not None and programs.can_be_full(call.mesh)
+        is_full = call.mesh is not None and fronts.can_be_full(call.mesh)
         self.fronts.use(placed, is_full=is_full)
         return results, memory if placed is front_captures else None, stale
 

@@ -20,10 +20,10 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _codes, _compat
 from jax_dist._calls import user_line
 from jax_dist._compat import Device
+from jax_dist._passes import PassFinding, PassPlan, interpreter, rebind
+from jax_dist._passes.interpreter import Handler, Values
 from jax_dist._pmap import emission, meshes
 from jax_dist._pmap.body import Call, Options
-from jax_dist._rewrite import PassFinding, PassPlan, interpreter, rebind
-from jax_dist._rewrite.interpreter import Handler, Values
 from jax_dist.errors import ArgumentError
 
 

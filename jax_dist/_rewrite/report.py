@@ -19,8 +19,8 @@ import rich.text
 from jax_dist import _compat
 from jax_dist._cache.explain import Cause
 from jax_dist._hlo import ProgramCost
-from jax_dist._rewrite import Outcome, PassFinding
-from jax_dist._rewrite.captures import Capture
+from jax_dist._passes import Outcome, PassFinding
+from jax_dist._passes.captures import Capture
 from jax_dist._usage import counted, human_bytes, make_table, render
 
 if TYPE_CHECKING:

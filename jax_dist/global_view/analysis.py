@@ -1,7 +1,7 @@
 """Analysis of a step: which values are uniform, and how these are wanted sharded.
 
 A value is uniform if all devices along the mapped axis have the same one, and else varies. The
-facts are those of `_rewrite.uniformity`. A leaf of the state is taken to be uniform until the step
+facts are those of `_passes.uniformity`. A leaf of the state is taken to be uniform until the step
 makes it vary.
 
 How a value is wanted sharded follows from the shardings of the state. A new parameter is the old
@@ -19,9 +19,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Atom, record_of
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import Atom, record_of
+from jax_dist._passes.uniformity import NOWHERE, Invariance, Same
 
 
 class AxisAnalysis:

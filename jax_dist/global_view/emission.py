@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
+from jax_dist._passes import interpreter, rebind
+from jax_dist._passes.interpreter import Atom, Handler, Values, record_of
 from jax_dist.global_view.analysis import ValueFacts, variables
 from jax_dist.global_view.mesh_axes import MeshAxes, Shard
 from jax_dist.global_view.regions import BodyPlan, EnteredEquation, Region

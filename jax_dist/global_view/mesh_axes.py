@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import Handler, Values, names_of, record_of
-from jax_dist._rewrite.uniformity import cut_along
+from jax_dist._passes import interpreter, rebind
+from jax_dist._passes.interpreter import Handler, Values, names_of, record_of
+from jax_dist._passes.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import loop_counts, record_of
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import loop_counts, record_of
 from jax_dist.global_view.analysis import (
     AxisAnalysis,
     ValueFacts,

@@ -6,7 +6,7 @@ import math
 import jax
 from jax.sharding import NamedSharding
 
-from jax_dist._rewrite.uniformity import cut_along
+from jax_dist._passes.uniformity import cut_along
 from jax_dist._usage import counted, make_table, render
 
 

@@ -9,12 +9,12 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
+from jax_dist._passes import captures, interpreter
+from jax_dist._passes.captures import Lifted
+from jax_dist._passes.uniformity import cut_along
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call
-from jax_dist._rewrite import captures, interpreter
-from jax_dist._rewrite.captures import Lifted
-from jax_dist._rewrite.uniformity import cut_along
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.analysis import AxisAnalysis, find_origin

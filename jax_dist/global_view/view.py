@@ -9,12 +9,12 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist._calls import definition
+from jax_dist._passes.captures import Captures, Watch, is_lifted_outside
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call, any_tracer
 from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import check_runs
-from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
 from jax_dist.global_view import placement
 from jax_dist.global_view.placement import Setting, Shardings

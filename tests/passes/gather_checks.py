@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_dist._rewrite import PassPlan
-from jax_dist._rewrite.gathers import plan_gathers
-from jax_dist._rewrite.interpreter import equations, evaluate
+from jax_dist._passes import PassPlan
+from jax_dist._passes.gathers import plan_gathers
+from jax_dist._passes.interpreter import equations, evaluate
 
 _REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
 

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat
-from jax_dist._rewrite.captures import Capture, find_captures, warning_text
-from jax_dist._rewrite.constants import lift_arrays
-from jax_dist._rewrite.interpreter import equations, evaluate
+from jax_dist._passes.captures import Capture, find_captures, warning_text
+from jax_dist._passes.constants import lift_arrays
+from jax_dist._passes.interpreter import equations, evaluate
 
 _NUMBERS = np.random.RandomState(0)
 _W = jnp.asarray(_NUMBERS.randn(3, 5), jnp.float32)

@@ -8,7 +8,7 @@ from gather_checks import mesh_of
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite.gather_rules import extreme
+from jax_dist._passes.gather_rules import extreme
 
 NAN, INF = np.nan, np.inf
 # One row a device, one column a case.

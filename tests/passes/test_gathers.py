@@ -19,8 +19,8 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite import PassFinding, PassPlan
-from jax_dist._rewrite.interpreter import equations
+from jax_dist._passes import PassFinding, PassPlan
+from jax_dist._passes.interpreter import equations
 
 X = jnp.asarray(blocks(8, 3))
 REDUCED = ("rewritten", "all_gather over 'i', reduce_sum: one psum")

@@ -11,7 +11,7 @@ import pytest
 from fuzzing import program_of
 from gather_checks import planned, rewritten_leaves
 
-from jax_dist._rewrite import gathers
+from jax_dist._passes import gathers
 
 BATCH = 10  # programs compiled as one
 IN_EVERY_RUN = range(60)

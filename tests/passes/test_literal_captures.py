@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_dist._rewrite.captures import find_captures
-from jax_dist._rewrite.constants import lift_arrays
-from jax_dist._rewrite.interpreter import evaluate
+from jax_dist._passes.captures import find_captures
+from jax_dist._passes.constants import lift_arrays
+from jax_dist._passes.interpreter import evaluate
 
 _OPTION = "jax_use_simplified_jaxpr_constants"
 _X = jnp.asarray([0.5, -1.0, 2.0])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_dist._rewrite.captures import find_captures
+from jax_dist._passes.captures import find_captures
 
 _HEADER = """\
 import functools

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
 from jax_dist import rewrite
-from jax_dist._rewrite import interpreter, partition, propagation
+from jax_dist._passes import interpreter, partition, propagation
 from jax_dist.errors import ArgumentError
 
 ROWS, WIDTH = 8, 6

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from uniformity_truth import measured
 
 import jax_dist
-from jax_dist._rewrite.interpreter import equations
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance, cut_along
+from jax_dist._passes.interpreter import equations
+from jax_dist._passes.uniformity import NOWHERE, Invariance, cut_along
 
 X = jnp.asarray(blocks(12, 5))
 BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()

@@ -16,9 +16,9 @@ from gather_checks import mesh_of
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import record_of
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import record_of
+from jax_dist._passes.uniformity import NOWHERE, Invariance
 
 
 @dataclasses.dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_dist._passes.interpreter import equations
 from jax_dist._rewrite import remesh
-from jax_dist._rewrite.interpreter import equations
 
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:

@@ -8,8 +8,8 @@ import pytest
 
 from jax_dist._cache.explain import Cause
 from jax_dist._hlo import Collective, ProgramCost
-from jax_dist._rewrite import PassFinding
-from jax_dist._rewrite.captures import Capture
+from jax_dist._passes import PassFinding
+from jax_dist._passes.captures import Capture
 from jax_dist._rewrite.report import Report
 
 _BEFORE = ProgramCost(

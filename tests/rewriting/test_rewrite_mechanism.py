@@ -21,7 +21,7 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 
 import jax_dist
 from jax_dist import rewrite
-from jax_dist._rewrite.interpreter import equations
+from jax_dist._passes.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
 
 pytestmark = [

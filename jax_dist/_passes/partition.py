@@ -18,9 +18,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._rewrite import Outcome, PassFinding, PassPlan, interpreter, propagation
-from jax_dist._rewrite.interpreter import Atom, Values, names_of
-from jax_dist._rewrite.propagation import CallLayout
+from jax_dist._passes import Outcome, PassFinding, PassPlan, interpreter, propagation
+from jax_dist._passes.interpreter import Atom, Values, names_of
+from jax_dist._passes.propagation import CallLayout
 from jax_dist.errors import ArgumentError
 
 Partitioning: TypeAlias = Literal["route", "keep"]

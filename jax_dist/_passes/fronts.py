@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist._rewrite.captures import NO_CAPTURES, PlacedCaptures
+from jax_dist._passes.captures import NO_CAPTURES, PlacedCaptures
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]

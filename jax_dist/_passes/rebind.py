@@ -15,9 +15,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import AxisType, NamedSharding
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.constants import is_key
-from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
+from jax_dist._passes import interpreter
+from jax_dist._passes.constants import is_key
+from jax_dist._passes.interpreter import Atom, Handler, Values, record_of
 
 _Evaluate: TypeAlias = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]

@@ -21,8 +21,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes, _compat
-from jax_dist._rewrite import PassFinding, PassPlan
-from jax_dist._rewrite.gather_rules import (
+from jax_dist._passes import PassFinding, PassPlan
+from jax_dist._passes.gather_rules import (
     Blockwise,
     Deferred,
     NeedsWhole,
@@ -30,7 +30,7 @@ from jax_dist._rewrite.gather_rules import (
     dimension_to_slice,
     spell_axes,
 )
-from jax_dist._rewrite.interpreter import (
+from jax_dist._passes.interpreter import (
     Atom,
     Builder,
     Values,
@@ -41,7 +41,7 @@ from jax_dist._rewrite.interpreter import (
     source_line,
     with_bodies,
 )
-from jax_dist._rewrite.uniformity import NOWHERE, Facts, Invariance, Same
+from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
 

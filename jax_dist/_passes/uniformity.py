@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from jax.extend.core import JaxprEqn, Literal
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import (
+from jax_dist._passes.interpreter import (
     bodies,
     bodies_of_while,
     equations,

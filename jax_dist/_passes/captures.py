@@ -20,15 +20,15 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
-from jax_dist._rewrite.constants import (
+from jax_dist._passes.constants import (
     Identity,
     array_identity,
     is_key,
     lift_arrays,
     reason_to_keep,
 )
-from jax_dist._rewrite.interpreter import bodies, constants, open_jaxpr, user_line_of
-from jax_dist._rewrite.variable_names import find_names
+from jax_dist._passes.interpreter import bodies, constants, open_jaxpr, user_line_of
+from jax_dist._passes.variable_names import find_names
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import Values, record_of, replay
+from jax_dist._passes.interpreter import Values, record_of, replay
 
 
 class NeedsWhole(Exception):

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Values
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import Values
 
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jax_dist._calls import LIBRARIES, definition
-from jax_dist._rewrite.constants import Identity, array_identity
+from jax_dist._passes.constants import Identity, array_identity
 
 _FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
 _DEPTH = 2  # of objects in objects; containers do not count

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import Sharding
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import (
+from jax_dist._passes.interpreter import (
     Atom,
     Builder,
     bodies,
