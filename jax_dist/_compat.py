@@ -5,6 +5,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
 
 - `pjit`, `dispatch_registry`, `cc_shard_arg`, `_cache_miss` of a jit: no public call in C++ asks
   Python about its arguments (every call goes through Python, some 100 us later)
+- `const_args` of what C++ remembers: arrays that it passes before the user's
 - `_jit_info` of a jit: which arguments are static
 - `batched_device_put`: `make_array_from_callback` takes 25 us more (one `device_put` a slice)
 - `_rewrap_with_aval_and_sharding` of an array: public functions take 15 to 47 us more a leaf
@@ -146,32 +147,15 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
 
 
 def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
-    """Have a lowered program pass these arrays, its first argument, itself.
-
-    JAX does so with constants that it does not write into the program.
-    """
+    """Have a lowered program pass its first argument, if it has these, as JAX does constants."""
+    if not values:
+        return lowered
     private: Any = lowered
     (_, *args), kwargs = private.args_info
     private.args_info = (tuple(args), kwargs)
     private._lowering = lowering = copy.copy(private._lowering)  # JAX keeps the original
     lowering.const_args = [*lowering.const_args, *values]
     return lowered
-
-
-# ---- types in a shard_map
-
-
-def varying_axes(aval: Any) -> frozenset[Any]:
-    """Return the mesh axes along which a value may differ between devices, by its type.
-
-    Empty under `check_vma=False`. Without a default: "replicated" would let a wrong sum through.
-    """
-    return aval.manual_axis_type.varying
-
-
-def typed_collectives(*, check_vma: bool) -> Any:
-    """Return the context in which a shard_map of this `check_vma` traces its body."""
-    return require("jax._src.config", "_check_vma")(check_vma)
 
 
 # ---- calls that JAX dispatches in C++
@@ -209,11 +193,19 @@ def front(
     return call
 
 
-def run_jit(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
-    """Call a jit object, with an answer for a front to remember."""
-    if _can_remember():
-        return jitted._cache_miss(*args, **kwargs)
-    return jitted(*args, **kwargs), None, False
+def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> Answer:
+    """Call a jit object, with an answer for a front to remember.
+
+    `captured` are arrays that a front passes itself, as JAX does with constants that it does not
+    write into a program; if there are any, they are the first argument of the jit object.
+    """
+    args = (captured, *args) if captured else args
+    if not _can_remember():
+        return jitted(*args, **kwargs), None, False
+    results, memory, stale = jitted._cache_miss(*args, **kwargs)
+    if captured and memory is not None:
+        memory = memory._replace(const_args=[*captured])
+    return results, memory, stale
 
 
 @functools.cache
@@ -228,9 +220,8 @@ def _can_remember() -> bool:
 
 
 def _new_front(name: str, miss: Callable, without_jit: Callable, *static: tuple) -> Any:
-    pjit = require("jaxlib._jax", "pjit")
+    pjit, shard_arg = require("jaxlib._jax", "pjit"), require(_PXLA, "cc_shard_arg")
     registry = require("jax._src.tree_util", "dispatch_registry")
-    shard_arg = require(_PXLA, "cc_shard_arg")
     cache_key = object()  # fronts of equal keys would share a cache
     return pjit(name, without_jit, miss, *static, cache_key, registry, shard_arg)
 
@@ -277,19 +268,18 @@ def _is_jit(fun: Any) -> bool:
     return hasattr(fun, "trace") and hasattr(fun, "clear_cache")
 
 
-# ---- equations, whose parameters JAX does not document
-
-
-@functools.cache
-def is_of_jax(primitive: Primitive) -> bool:
-    """Return whether a primitive is one of JAX's own; a user's may have any name."""
-    return primitive in primitives_of_jax()
+# ---- equations and types, whose parameters JAX does not document
 
 
 def name_of(eqn: JaxprEqn) -> str:
     """Return the name of a primitive; one that no primitive of JAX has, if it is a user's."""
-    name = eqn.primitive.name
-    return name if is_of_jax(eqn.primitive) else f"{name} (not of jax)"
+    return _name_of(eqn.primitive)
+
+
+@functools.cache
+def _name_of(primitive: Primitive) -> str:
+    is_of_jax = primitive in primitives_of_jax()  # a user's may have any name
+    return primitive.name if is_of_jax else f"{primitive.name} (not of jax)"
 
 
 def primitives_of_jax() -> frozenset[Primitive]:
@@ -300,10 +290,8 @@ def primitives_of_jax() -> frozenset[Primitive]:
 @functools.lru_cache(maxsize=1)
 def _primitives_in_modules(_count: int) -> frozenset[Primitive]:
     modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
-    values = [
-        value for module in modules for value in list(getattr(module, "__dict__", {}).values())
-    ]
-    return frozenset(value for value in values if isinstance(value, Primitive))
+    spaces = [list(getattr(module, "__dict__", {}).values()) for module in modules]
+    return frozenset(value for values in spaces for value in values if isinstance(value, Primitive))
 
 
 def has_side_effects(eqn: JaxprEqn) -> bool:
@@ -345,6 +333,19 @@ def jit_operand_params() -> dict[str, Any]:
     """Return the defaults of those parameters of a jit that hold one value for each operand."""
     params = _jit_equation().params
     return {name: params[name][0] for name in _PER_OPERAND}
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """Return the mesh axes along which a value may differ between devices, by its type.
+
+    Empty under `check_vma=False`. Without a default: "replicated" would let a wrong sum through.
+    """
+    return aval.manual_axis_type.varying
+
+
+def typed_collectives(*, check_vma: bool) -> Any:
+    """Return the context in which a shard_map of this `check_vma` traces its body."""
+    return require("jax._src.config", "_check_vma")(check_vma)
 
 
 def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:

@@ -61,7 +61,7 @@ class Rewritten(Generic[_P, _R]):
         copied = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
         self.__dict__.update(copied)
         self._program = RewrittenProgram(fun, axes.function_name(fun), options)
-        self._program.fronts.serve(self)
+        self._program.front.serve(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind as a method."""

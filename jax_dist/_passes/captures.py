@@ -16,18 +16,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr
 
-from jax_dist import _compat
 from jax_dist._calls import warn_user
-from jax_dist._passes.constants import (
-    Identity,
-    array_identity,
-    is_key,
-    lift_arrays,
-    reason_to_keep,
-)
-from jax_dist._passes.interpreter import bodies, constants, open_jaxpr, user_line_of
+from jax_dist._passes.constants import ArrayUses, Identity, is_key, lift_arrays
 from jax_dist._passes.variable_names import find_names
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
@@ -52,13 +44,6 @@ class Capture:
     is_key: bool = False  # whether it is a random key, of the new kind or the old
     # Until it is lifted or not; a NumPy one shares the user's memory.
     value: Any = dataclasses.field(default=None, repr=False)
-
-    @classmethod
-    def describe(cls, value: Any) -> "Capture":
-        """Return the capture of an array, without name and lines: these are found later."""
-        array = value if isinstance(value, jax.Array) else np.asarray(value)
-        type_and_size = tuple(array.shape), str(array.dtype), int(array.nbytes)
-        return cls("<derived>", *type_and_size, is_key=is_key(array), value=array)
 
     @property
     def is_large(self) -> bool:
@@ -86,54 +71,21 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     The names are searched from `fun`, which is what the user wrote.
     """
     captures: dict[Identity, Capture] = {}
-    for value, eqn, around, refused in _uses_of_arrays(jaxpr, (), "", set()):
-        if (identity := array_identity(value)) is None:
-            continue
-        if identity not in captures:
-            captures[identity] = Capture.describe(value)
-        capture = captures[identity]
-        capture.refused = capture.refused or refused
-        if eqn is not None:
-            capture.used_at = capture.used_at or user_line_of(eqn, around)
-            capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+    for identity, use in ArrayUses().find(jaxpr).items():
+        array = use.value if isinstance(use.value, jax.Array) else np.asarray(use.value)
+        captures[identity] = Capture(
+            name="<derived>",
+            shape=tuple(array.shape),
+            dtype=str(array.dtype),
+            bytes=int(array.nbytes),
+            used_at=use.used_at,
+            refused=use.refused,
+            is_key=use.is_key or is_key(array),
+            value=array,
+        )
     for identity, (name, line) in find_names(fun, captures).items():
         captures[identity].name, captures[identity].captured_at = name, line
     return tuple(captures.values())
-
-
-def _uses_of_arrays(
-    jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str, visited: set[tuple[int, str]]
-) -> Iterator[tuple[Any, JaxprEqn | None, tuple[JaxprEqn, ...], str]]:
-    """Yield the constants and literals of a jaxpr and of the bodies in it, each time one is read.
-
-    Args:
-      jaxpr: open or closed.
-      around: the equations in whose bodies it is, the outermost first.
-      refused: why its constants cannot be lifted; "" if they can.
-      visited: ids of jaxprs with `refused`: a body that many equations share is walked once.
-
-    Yields:
-      The value, perhaps a scalar; the equation that reads it, None for a constant or a result; the
-      equations around that one; and `refused` of the body.
-    """
-    if (id(jaxpr), refused) in visited:
-        return
-    visited.add((id(jaxpr), refused))
-    opened = open_jaxpr(jaxpr)
-    values = dict(zip(opened.constvars, constants(jaxpr), strict=False))
-    for value in values.values():
-        yield value, None, around, refused
-    for eqn in opened.eqns:
-        for body in bodies(eqn):
-            inner = refused or reason_to_keep(eqn)
-            yield from _uses_of_arrays(body, (*around, eqn), inner, visited)
-        for atom in eqn.invars:
-            value = values.get(atom) if isinstance(atom, Var) else atom.val
-            if value is not None:
-                yield value, eqn, around, refused
-    for atom in opened.outvars:
-        if isinstance(atom, Literal):
-            yield atom.val, None, around, refused
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -243,42 +195,19 @@ class Watch:
             warn_user(text, CapturedArrayWarning)
 
 
-# --- copies on devices
-
-
-class PlacedCaptures:
-    """The captured arrays of a program on its devices; programs are cached by this object."""
-
-    def __init__(self, values: Sequence[Any], originals: Sequence[Any] = ()):
-        self.values: tuple[Any, ...] = tuple(values)
-        self._originals = originals  # kept, for the identity of jax arrays is their key
-
-    def prepend(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the program, which takes the captured arrays first."""
-        return args if self is NO_CAPTURES else (self.values, *args)
-
-    def hide(self, lowered: jax.stages.Lowered) -> jax.stages.Lowered:
-        """Return a lowered program of such arguments as one that passes the captured arrays."""
-        return lowered if self is NO_CAPTURES else _compat.pass_first_argument(lowered, self.values)
-
-
-NO_CAPTURES = PlacedCaptures(())  # of a program that takes none
-
-
 class Placements:
     """The copies of captured arrays on devices, which the programs of one function share."""
 
     def __init__(self):
-        self._sets: dict[Hashable, PlacedCaptures] = {}
+        # With the originals, for the identity of jax arrays is their key.
+        self._copies: dict[Hashable, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
 
-    def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
+    def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices `where`; `place` puts one there.
 
         `where` is any hashable key of the devices.
         """
-        if not lifted.captures:
-            return NO_CAPTURES
         key = (lifted.key, where)
-        if key not in self._sets:
-            self._sets[key] = PlacedCaptures(list(map(place, lifted.values)), lifted.values)
-        return self._sets[key]
+        if key not in self._copies:
+            self._copies[key] = lifted.values, tuple(map(place, lifted.values))
+        return self._copies[key][1]

@@ -4,6 +4,10 @@ They are the constants of the program and of the bodies in it; and where JAX is 
 (`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands and results.
 """
 
+import dataclasses
+import functools
+import itertools
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,11 +22,11 @@ from jax.sharding import Sharding
 from jax_dist import _compat
 from jax_dist._passes.interpreter import (
     Atom,
-    Builder,
     bodies,
     constants,
     evaluate,
     open_jaxpr,
+    source_line,
     with_bodies,
 )
 
@@ -43,11 +47,6 @@ def array_identity(value: Any) -> Identity | None:
         return None
     array = np.asarray(value)
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
-
-
-def _literal_identity(atom: Any) -> Identity | None:
-    """Return the identity of an array that is a literal; None for a variable or a scalar."""
-    return array_identity(atom.val) if isinstance(atom, Literal) else None
 
 
 def is_key(value: Any) -> bool:
@@ -86,6 +85,61 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     return jax.device_put(value, where)
 
 
+# --- finding them
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ArrayUse:
+    """An array that is part of a jaxpr or of a body in it, and how it is used there."""
+
+    value: Any
+    used_at: str = ""  # "train.py:12", the first equation that reads it; "" if only returned
+    refused: str = ""  # why a body that has it cannot take it as an operand; "" if all can
+    is_key: bool = False  # whether an equation takes it for the data of a random key
+
+
+class ArrayUses:
+    """The arrays in the jaxprs of one program; a body that many equations share is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[Identity, ArrayUse]] = {}  # by the id of a jaxpr
+
+    def find(self, jaxpr: Any) -> dict[Identity, ArrayUse]:
+        """Return the arrays in a jaxpr and in the bodies in it, each once, in program order."""
+        if id(jaxpr) in self._known:  # the program is alive, so no other has this address
+            return self._known[id(jaxpr)]
+        uses: dict[Identity, ArrayUse] = {}
+
+        def add(value: Any, eqn: JaxprEqn | None = None, inner: ArrayUse | None = None) -> None:
+            """Add a use by `eqn` itself, or by a body of it, in which it is used as `inner`."""
+            if (identity := array_identity(value)) is None:
+                return
+            use = uses.setdefault(identity, ArrayUse(value))
+            if eqn is None:
+                return
+            use.used_at = use.used_at or (inner and inner.used_at) or source_line(eqn)
+            if inner is None:
+                use.is_key = use.is_key or _compat.name_of(eqn) == "random_wrap"
+            else:
+                use.is_key = use.is_key or inner.is_key
+                use.refused = use.refused or inner.refused or _reason_to_keep(eqn)
+
+        opened = open_jaxpr(jaxpr)
+        values = dict(zip(opened.constvars, constants(jaxpr), strict=False))
+        for value in values.values():
+            add(value)
+        for eqn in opened.eqns:
+            for body in bodies(eqn):
+                for inner in self.find(body).values():
+                    add(inner.value, eqn, inner)
+            for atom in eqn.invars:
+                add(atom.val if isinstance(atom, Literal) else values.get(atom), eqn)
+        for atom in opened.outvars:
+            add(atom.val if isinstance(atom, Literal) else None)
+        self._known[id(jaxpr)] = uses
+        return uses
+
+
 # --- inputs in the place of arrays
 #
 # An array in a body comes in as one more operand of the equation that holds the body, at each level
@@ -121,7 +175,7 @@ class _Lifting:
 
     def __init__(self, types: Mapping[Identity, Any]):
         self._types = types  # of the arrays to lift
-        self._held: dict[int, tuple[Identity, ...]] = {}  # those in a body, by the body's id
+        self._uses = ArrayUses()
         self._changed: dict[Hashable, Any] = {}  # bodies, by the id of the old one and its inputs
 
     def add_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
@@ -132,57 +186,47 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
-        """Return the jaxpr with `inputs`, each in the place of the array that it was."""
-        body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
+        body = open_jaxpr(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
-        kept: dict[Var, Any] = {}  # the constants that stay
+        identities = map(array_identity, constants(jaxpr))
+        of_constvar = dict(zip(body.constvars, identities, strict=False))
 
-        def read_all(atoms: Sequence[Atom]) -> list[Atom]:
-            return [new.get(_literal_identity(atom), atom) for atom in builder.read_all(atoms)]
+        def replace(atoms: Sequence[Atom]) -> list[Atom]:
+            """Return the new input in the place of each atom that is one of the arrays."""
+            is_literal = lambda atom: isinstance(atom, Literal)
+            identities = [
+                array_identity(a.val) if is_literal(a) else of_constvar.get(a) for a in atoms
+            ]
+            return [new.get(i, atom) for i, atom in zip(identities, atoms, strict=True)]
 
-        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) in new:
-                builder.env[var] = new[identity]
-            else:
-                kept[var] = value
+        eqns = []
         for eqn in body.eqns:
-            widened = self._widen(eqn, new)
-            builder.copy(widened, read_all(widened.invars))
+            needed = self._arrays_in_bodies(eqn)
+            if needed:
+                change = functools.partial(self.add_inputs, inputs=needed)
+                eqn = _add_operands(eqn, change, [new[identity] for identity in needed])
+            invars = replace(eqn.invars)
+            is_same = all(map(operator.is_, invars, eqn.invars))
+            eqns.append(eqn if is_same else eqn.replace(invars=invars))
+        kept = [
+            (v, x)
+            for v, x in zip(body.constvars, constants(jaxpr), strict=False)
+            if of_constvar[v] not in new
+        ]
         changed = body.replace(
-            constvars=list(kept),
+            constvars=[var for var, _ in kept],
             invars=[*new.values(), *body.invars],
-            eqns=builder.eqns,
-            outvars=read_all(body.outvars),
+            eqns=eqns,
+            outvars=replace(body.outvars),
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
-        return ClosedJaxpr(changed, list(kept.values())) if is_closed else changed
+        return ClosedJaxpr(changed, [value for _, value in kept]) if is_closed else changed
 
-    def _widen(self, eqn: JaxprEqn, new: Mapping[Identity, Var]) -> JaxprEqn:
-        """Return an equation with the arrays to lift in its bodies, here `new`, as operands."""
-        needed = self._collect_from_bodies(eqn)
-        if not needed:
-            return eqn
-        change = lambda body: self.add_inputs(body, needed)
-        return _add_operands(eqn, change, [new[identity] for identity in needed])
-
-    def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
+    def _arrays_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the arrays to lift in the bodies of an equation, each once, in order."""
-        inner = bodies(eqn)
-        if not inner or reason_to_keep(eqn):
-            return ()
-        return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
-
-    def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
-        """Return the arrays to lift in a jaxpr and the bodies in it, each once, in order."""
-        if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            body = open_jaxpr(jaxpr)
-            arrays = [*map(array_identity, constants(jaxpr)), *map(_literal_identity, body.outvars)]
-            for eqn in body.eqns:
-                arrays += map(_literal_identity, eqn.invars)
-                arrays += self._collect_from_bodies(eqn)
-            self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in arrays if i in self._types))
-        return self._held[id(jaxpr)]
+        uses = itertools.chain(*map(self._uses.find, bodies(eqn)))
+        return tuple(dict.fromkeys(identity for identity in uses if identity in self._types))
 
 
 # The primitives whose bodies can take more operands.
@@ -191,7 +235,7 @@ _WIDENED = frozenset(
 )
 
 
-def reason_to_keep(eqn: JaxprEqn) -> str:
+def _reason_to_keep(eqn: JaxprEqn) -> str:
     """Return why the bodies of an equation keep their arrays; "" if they can take them."""
     name = _compat.name_of(eqn)
     if name in _WIDENED:

@@ -1,121 +1,85 @@
-"""Parts of programs that pmap, rewrite and global_view share.
+"""The C++ fast path of a decorated function, and calls that wait for their result on CPU."""
 
-Each set of captured arrays has a C++ fast path of its own, a front; and calls on CPU wait for their
-result now and then.
-"""
-
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist._passes.captures import NO_CAPTURES, PlacedCaptures
 
-_Args: TypeAlias = tuple[Any, ...]
-_Kwargs: TypeAlias = dict[str, Any]
-
-
-# The slot that `Fronts.serve` sets. It is not written in `__slots__` itself, where it would hide
+# The slot that `Front.serve` sets. It is not written in `__slots__` itself, where it would hide
 # the method `__call__` from type checkers.
 CALL_SLOT = ("__call__",)
 
 
-class Fronts:
-    """The C++ fast paths of one function, one for each set of captured arrays.
+class Front:
+    """The C++ fast path of one function, and the decorated objects that are called by it.
 
-    A front remembers how to run the signatures that it was called with; see `_compat.front`. A
-    front of captured arrays takes them as first argument.
+    It remembers how to run the signatures that it was called with; see `_compat.front`.
 
     Args:
       name: of the function.
-      miss: makes a call that a front does not know: of the front's captured arrays, the user's
-        arguments and keywords.
-      function: returns the user's function.
-      rerun: what `jax.debug_nans` runs once more, of the same three.
+      miss: makes a call of `(args, kwargs)` that the front does not know.
+      rerun: what `jax.debug_nans` runs once more, of the same two.
       without_jit: makes a call under `jax.disable_jit`.
       static_argnums, static_argnames: of the user's function.
 
     Attributes:
-      call: the front of the program that ran last, as the user calls it.
+      call: the fast path itself.
     """
 
     def __init__(
         self,
         name: str,
-        miss: Callable[[PlacedCaptures, _Args, _Kwargs], _compat.Answer],
+        miss: Callable[[tuple[Any, ...], dict[str, Any]], _compat.Answer],
         *,
-        function: Callable[[], Callable[..., Any]],
-        rerun: Callable[[Sequence[Any], _Args, _Kwargs], Any],
-        without_jit: Callable[[_Args, _Kwargs], Any],
+        rerun: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        without_jit: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
     ):
-        self._name, self._miss, self._function = name, miss, function
-        self._rerun, self._without_jit = rerun, without_jit
-        self._static_argnums, self._static_argnames = static_argnums, static_argnames
-        self._fronts: dict[PlacedCaptures, Callable[..., Any]] = {}
-        self._used = NO_CAPTURES, False  # by the last call
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._call_of_callers: Callable[..., Any] | None = None  # in the place of `call`
-        self.call: Callable[..., Any] = self._front(NO_CAPTURES)
-
-    @property
-    def fun(self) -> Callable[..., Any]:
-        """The user's function, which `strict` names in its errors."""
-        return self._function()
-
-    def serve(self, caller: Any) -> None:
-        """Set `caller.__call__` to the fastest way to call, now and whenever that changes."""
-        self._callers.add(caller)
-        caller.__call__ = self._call_of_callers or self.call
-
-    def serve_by(self, call: Callable[..., Any]) -> None:
-        """Have all callers call `call`, which ends in the fronts' own `call`."""
-        self._call_of_callers = call
-        for caller in self._callers:
-            caller.__call__ = call
-
-    def use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
-        """Point `call` to the front of the program that just ran."""
-        if self._used == (placed, is_full):
-            return
-        self._used = placed, is_full
-        front = self._front(placed)
-        if placed is not NO_CAPTURES:
-            front = functools.partial(front, placed.values)
-        self.call = throttle(front) if is_full else front
-        for caller in self._callers if self._call_of_callers is None else ():
-            caller.__call__ = self.call
-
-    def _front(self, placed: PlacedCaptures) -> Callable[..., Any]:
-        """Return the front, made at first use, of programs with these captured arrays."""
-        if placed in self._fronts:
-            return self._fronts[placed]
-        first = int(placed is not NO_CAPTURES)  # position of the user's first argument
-        rerun, without_jit = self._rerun, self._without_jit
-
-        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
+        def miss_with_short_traceback(*args: Any, **kwargs: Any) -> _compat.Answer:
             try:
-                return self._miss(placed, args[first:], kwargs)
+                return miss(args, kwargs)
             except Exception as error:
                 error.__traceback__ = _compat.filtered_traceback(error)
                 raise
 
-        front = self._fronts[placed] = _compat.front(
-            self._name,
-            miss,
-            fun=lambda *args, **kwargs: rerun(args[0] if first else (), args[first:], kwargs),
-            without_jit=lambda *args, **kwargs: without_jit(args[first:], kwargs),
-            static_argnums=tuple(first + number for number in self._static_argnums),
-            static_argnames=self._static_argnames,
+        self.call: Callable[..., Any] = _compat.front(
+            name,
+            miss_with_short_traceback,
+            fun=lambda *args, **kwargs: rerun(args, kwargs),
+            without_jit=lambda *args, **kwargs: without_jit(args, kwargs),
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
-        return front
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._call_of_callers = self.call
+        self._is_throttled = False
+
+    def serve(self, caller: Any) -> None:
+        """Set `caller.__call__` to the fastest way to call, now and whenever that changes."""
+        self._callers.add(caller)
+        caller.__call__ = self._call_of_callers
+
+    def serve_by(self, call: Callable[..., Any]) -> None:
+        """Have all callers call `call`, which ends in `self.call`."""
+        self._call_of_callers = call
+        for caller in self._callers:
+            caller.__call__ = call
+
+    def throttle(self, mesh: Mesh) -> None:
+        """Have every sixteenth call wait for its result, if the devices of a program need that."""
+        if self._is_throttled or not can_be_full(mesh):
+            return
+        self._is_throttled, front = True, self.call
+        self.call = throttle(front)
+        if self._call_of_callers is front:
+            self.serve_by(self.call)
 
 
 def is_staged() -> bool:

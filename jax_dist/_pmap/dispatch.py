@@ -26,9 +26,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._passes import captures, fronts, interpreter
-from jax_dist._passes.captures import Lifted, PlacedCaptures, Placements, Watch
+from jax_dist._passes import captures, interpreter
+from jax_dist._passes.captures import Lifted, Placements, Watch
 from jax_dist._passes.constants import put_copy
+from jax_dist._passes.fronts import Front, is_staged
 from jax_dist._passes.gathers import plan_gathers
 from jax_dist._pmap import axes, emission, meshes, placement
 from jax_dist._pmap.body import Call, any_tracer, type_of
@@ -74,11 +75,10 @@ class Dispatcher:
         self._placements = Placements()
         self._jits: dict[Any, Any] = {}
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
-        self._fronts = fronts.Fronts(
+        self._front = Front(
             options.fun_name,
             self._call_anew,
-            function=fun,
-            rerun=lambda _, args, kwargs: self._call_without_jit(args, kwargs),
+            rerun=self._call_without_jit,
             without_jit=self._call_without_jit,
             static_argnums=options.static,
         )
@@ -90,7 +90,7 @@ class Dispatcher:
 
     def serve(self, caller: Any) -> None:
         """Keep `caller.__call__` the fastest way to call."""
-        self._fronts.serve(caller)
+        self._front.serve(caller)
 
     @functools.cached_property
     def _processes(self) -> ProcessCalls | None:
@@ -100,11 +100,11 @@ class Dispatcher:
         calls = ProcessCalls(
             self.options,
             self._fun,
-            run=lambda *args, **kwargs: self._fronts.call(*args, **kwargs),
+            run=lambda *args, **kwargs: self._front.call(*args, **kwargs),
             layout_of=lambda call: self._find(call)[0].layout,
         )
         if self.options.arrays == "local":
-            self._fronts.serve_by(calls.call)
+            self._front.serve_by(calls.call)
         return calls
 
     @property
@@ -120,20 +120,19 @@ class Dispatcher:
         context, signature = self._find(call)
         types = self._describe(call, context)
         args, kwargs = call.rebuild(types)
-        placed = self._place_captures(signature, context.layout)
-        lowered = self._program(context, signature).lower(*placed.prepend(args), **kwargs)
+        captured = self._place_captures(signature, context.layout)
+        args = (captured, *args) if captured else args
+        lowered = self._program(context, signature).lower(*args, **kwargs)
         _compat.describe_arguments(lowered, types)
-        return placed.hide(lowered)
+        return _compat.pass_first_argument(lowered, captured)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
         context, signature = self._find(self._bind(args, kwargs), staged=True)
         return self._program(context, signature).trace(*args, **kwargs)
 
-    def _call_anew(
-        self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _compat.Answer:
-        """Handle a cache miss of the front for the placed captures `asking`.
+    def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
+        """Handle a cache miss of the front.
 
         Returns the results, what the front is to remember (or None), and whether it is stale.
         """
@@ -147,21 +146,19 @@ class Dispatcher:
                 "pmap cannot extend. Map the outer function with jax_dist.pmap too, or use vmap."
             )
         # In an outer trace, a call on constants has no tracers among its leaves.
-        if any_tracer(call.leaves) or fronts.is_staged():
+        if any_tracer(call.leaves) or is_staged():
             return self._stage(call, args, kwargs), None, False
         user_mesh = meshes.mesh_of_user()
         if user_mesh is None:
-            return self._run(asking, call, args, kwargs)
+            return self._run(call, args, kwargs)
         mesh: Any = jax.sharding.get_mesh()
         with meshes.no_mesh():
-            results, memory, stale = self._run(asking, call, args, kwargs)
+            results, memory, stale = self._run(call, args, kwargs)
         if not meshes.is_explicit(user_mesh):
             return results, memory, stale
         return meshes.reshard_to(mesh, results), None, False
 
-    def _run(
-        self, asking: PlacedCaptures, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _compat.Answer:
+    def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
         """Place the arguments of a call on the mesh and run its program; see `_call_anew`."""
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
@@ -170,15 +167,13 @@ class Dispatcher:
         leaves, misplaced = self._place(call, context.layout)
         args, kwargs = call.rebuild(leaves)
         if misplaced:
-            return self._fronts.call(*args, **kwargs), None, False
+            return self._front.call(*args, **kwargs), None, False
         self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, signature, context.layout)
-        placed = self._place_captures(signature, context.layout)
-        program = self._program(context, signature)
-        results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
-        self._fronts.use(placed, is_full=fronts.can_be_full(context.layout.mesh))
-        return results, memory if placed is asking else None, stale
+        self._front.throttle(context.layout.mesh)
+        captured = self._place_captures(signature, context.layout)
+        return _compat.run_jit(self._program(context, signature), captured, args, kwargs)
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program in an outer trace; captured arrays become constants of that trace."""
@@ -333,7 +328,7 @@ class Dispatcher:
             leaves.append(leaf)
         return leaves, misplaced
 
-    def _place_captures(self, signature: Signature, layout: Layout) -> PlacedCaptures:
+    def _place_captures(self, signature: Signature, layout: Layout) -> tuple[Any, ...]:
         everywhere = NamedSharding(layout.mesh, P())
         put = lambda value: put_copy(value, everywhere)
         return self._placements.get(signature.lifted, layout.mesh, put)

@@ -20,12 +20,10 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._calls import warn_user
 from jax_dist._multihost.agreement import Fingerprint
-from jax_dist._passes import PassFinding, PassPlan, fronts, interpreter
+from jax_dist._passes import PassFinding, PassPlan, interpreter
 from jax_dist._passes.captures import (
-    NO_CAPTURES,
     Captures,
     Lifted,
-    PlacedCaptures,
     Placements,
     Watch,
     is_lifted_outside,
@@ -33,6 +31,7 @@ from jax_dist._passes.captures import (
     tracing,
 )
 from jax_dist._passes.constants import put_copy
+from jax_dist._passes.fronts import Front, is_staged
 from jax_dist._passes.gathers import Gathers, plan_gathers
 from jax_dist._passes.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._passes.propagation import find_meshes, meshes_of
@@ -102,13 +101,10 @@ class RewrittenProgram:
         self._traces: dict[ClosedJaxpr, _Trace] = {}
         self._programs: dict[tuple[_Trace, tuple[Mesh, ...], _Shardings], _Program] = {}
         self._jits: dict[tuple[_Program, bool], Any] = {}
-        self.fronts = fronts.Fronts(
+        self.front = Front(
             name,
             self._call_anew,
-            function=lambda: self.fun,
-            rerun=lambda captured, args, kwargs: self._evaluate(
-                self._find(args, kwargs), captured, args, kwargs
-            ),
+            rerun=lambda args, kwargs: self._evaluate(self._find(args, kwargs), (), args, kwargs),
             without_jit=lambda args, kwargs: self.fun(*args, **kwargs),
             static_argnums=self._jit_options.static_argnums,
             static_argnames=self._jit_options.static_argnames,
@@ -116,13 +112,14 @@ class RewrittenProgram:
 
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         program = self._find(args, kwargs)
-        placed = self._place_captures(program)
-        lowered = self._jit(program, placed).lower(*placed.prepend(args), **kwargs)
-        return placed.hide(lowered)
+        captured = self._place_captures(program)
+        args = (captured, *args) if captured else args
+        lowered = self._jit(program, takes_captures=bool(captured)).lower(*args, **kwargs)
+        return _compat.pass_first_argument(lowered, captured)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
-        return self._jit(self._find(args, kwargs), NO_CAPTURES).trace(*args, **kwargs)
+        return self._jit(self._find(args, kwargs), takes_captures=False).trace(*args, **kwargs)
 
     def explain(self, args: _Args, kwargs: _Kwargs) -> tuple[Lifted, tuple[PassFinding, ...]]:
         """Return the program before the passes, and all findings."""
@@ -131,27 +128,24 @@ class RewrittenProgram:
 
     # ---- a call that the front does not know
 
-    def _call_anew(
-        self, front_captures: PlacedCaptures, args: _Args, kwargs: _Kwargs
-    ) -> _compat.Answer:
-        """Run a call that no front knows; `front_captures` are those of the front that was called.
+    def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        """Run a call that the front does not know.
 
-        Returns what `_compat.front` expects: the results, what the front is to remember, or None,
-        and whether that is stale.
+        Returns the results, what the front is to remember (or None), and whether that is stale.
         """
         program = self._find(args, kwargs)
-        if fronts.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
+        if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(program, args, kwargs), None, False
         for mesh in program.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         mesh = self.options.mesh
         try:
-            return self._run(front_captures, program, args, kwargs)
+            return self._run(program, args, kwargs)
         except ValueError:  # perhaps of jit, for arguments on different sets of devices
             if mesh is None:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
-        results, _, _ = self._run(front_captures, self._find(args, kwargs), args, kwargs)
+        results, _, _ = self._run(self._find(args, kwargs), args, kwargs)
         return results, None, False
 
     def _stage(self, program: _Program, args: _Args, kwargs: _Kwargs) -> Any:
@@ -165,22 +159,20 @@ class RewrittenProgram:
             )
         if not is_lifted_outside():
             self._watch.warn_of(program.trace.lifted.captures, lifted=False)
-        return self._jit(program, NO_CAPTURES)(*args, **kwargs)
+        return self._jit(program, takes_captures=False)(*args, **kwargs)
 
-    def _run(
-        self, front_captures: PlacedCaptures, program: _Program, args: _Args, kwargs: _Kwargs
-    ) -> _compat.Answer:
-        """Run a program on arrays; see `_call_anew` for `front_captures` and the results."""
-        placed, mesh = self._place_captures(program), program.mesh
+    def _run(self, program: _Program, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        """Run a program on arrays; see `_call_anew` for the results."""
+        captured, mesh = self._place_captures(program), program.mesh
         self._watch.warn_of(program.trace.lifted.captures, lifted=True)
         if mesh is not None and jax.process_count() > 1:
             self._agree(program, mesh, (args, kwargs))
-        jitted = self._jit(program, placed)
-        results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
-        self.fronts.use(placed, is_full=mesh is not None and fronts.can_be_full(mesh))
-        return results, memory if placed is front_captures else None, stale
+        if mesh is not None:
+            self.front.throttle(mesh)
+        jitted = self._jit(program, takes_captures=bool(captured))
+        return _compat.run_jit(jitted, captured, args, kwargs)
 
-    def _place_captures(self, program: _Program) -> PlacedCaptures:
+    def _place_captures(self, program: _Program) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices that it runs on."""
         mesh = program.mesh
         if mesh is None and jax.process_count() > 1:
@@ -286,9 +278,8 @@ class RewrittenProgram:
             findings += plan.findings
         return _Program(trace, jaxpr, tuple(findings), meshes)
 
-    def _jit(self, program: _Program, placed: PlacedCaptures) -> Any:
-        """Return the jit object of a program; captured arrays are its first argument, if any."""
-        takes_captures = placed is not NO_CAPTURES
+    def _jit(self, program: _Program, *, takes_captures: bool) -> Any:
+        """Return the jit object of a program; captured arrays are its first argument, or in it."""
         key = program, takes_captures
         if key not in self._jits:
             # `first` is the position of the user's first argument, after the captured arrays.
