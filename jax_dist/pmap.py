@@ -10,10 +10,8 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
-    Generic,
     ParamSpec,
     Protocol,
     TypedDict,
@@ -26,8 +24,8 @@ import jax
 
 from jax_dist._calls import definition
 from jax_dist._compat import Device
+from jax_dist._front import Decorated
 from jax_dist._passes.captures import Captures
-from jax_dist._passes.fronts import CALL_SLOT
 from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.dispatch import Dispatcher
@@ -210,7 +208,7 @@ def _weak_function(fun: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: fun
 
 
-class Mapped(Generic[_P, _R]):
+class Mapped(Decorated[_P, _R]):
     """A function that is mapped over devices.
 
     It has the name, docstring, signature and attributes of its function, and binds as a method.
@@ -219,32 +217,10 @@ class Mapped(Generic[_P, _R]):
       __wrapped__: the function that it was made from.
     """
 
-    # `__call__` is a slot, to which the dispatcher assigns. Python looks it up in the class, finds
-    # the slot, and calls its value: on a cache hit a C++ callable, with no Python code in between.
-    # A method would double the cost of a call.
-    __slots__ = (
-        *CALL_SLOT,
-        "__dict__",
-        "__name__",
-        "__qualname__",
-        "__weakref__",
-        "__wrapped__",
-        "_dispatcher",
-        "_options",
-    )
-    if TYPE_CHECKING:  # at run time, this would be a second definition of the slot
-
-        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    __slots__ = ("_dispatcher", "_options")
 
     def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, options: Options):
-        for name, value in getattr(fun, "__dict__", {}).items():
-            if not hasattr(Mapped, name):  # it would hide a method of this class
-                self.__dict__[name] = value
-        self.__wrapped__ = fun
-        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
-        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
-        for name, default in {"__module__": None, "__doc__": None, "__annotations__": {}}.items():
-            self.__dict__[name] = getattr(fun, name, default)
+        super().__init__(fun)
         self._dispatcher, self._options = dispatcher, options
         dispatcher.serve(self)
 

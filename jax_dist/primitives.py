@@ -7,7 +7,7 @@ that it lists, and with what its own rules of batching and typing say.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
@@ -164,22 +164,18 @@ opaque: call_hi_primitive stage # the first one, unless it can be expanded
 
 def _records() -> Iterator[Primitive]:
     for line in TABLE.splitlines():
-        facts, _, names = line.partition("#")[0].partition(":")
+        words, _, names = line.partition("#")[0].partition(":")
+        kind, *others = words.split() or [""]
+        facts: dict[str, Any] = {}
+        for word in others:
+            if word in ("axes", "axis_name"):
+                facts["axes"] = word
+            elif kind in ("call", "collective") and not facts:
+                facts["call" if kind == "call" else "over"] = word
+            else:
+                facts[word] = True
         for name in names.split():
-            yield _record(name, facts.split())
-
-
-def _record(name: str, words: Sequence[str]) -> Primitive:
-    """Return the record of a primitive from the facts of a line of the table."""
-    facts: dict[str, Any] = {"kind": words[0]}
-    for word in words[1:]:
-        if word in ("axes", "axis_name"):
-            facts["axes"] = word
-        elif words[0] in ("call", "collective") and len(facts) == 1:
-            facts["call" if words[0] == "call" else "over"] = word
-        else:
-            facts[word] = True
-    return Primitive(name=name, **facts)
+            yield Primitive(name=name, kind=kind, **facts)  # pyright: ignore[reportArgumentType]
 
 
 RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _records()}

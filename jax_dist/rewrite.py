@@ -4,11 +4,10 @@ For a report both programs, as it was and rewritten, are compiled and measured, 
 """
 
 import dataclasses
-import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
 
 import jax
 from jax.sharding import Mesh
@@ -16,10 +15,10 @@ from jax.sharding import Mesh
 from jax_dist import _codes, _compat
 from jax_dist._calls import definition
 from jax_dist._compat import Device
+from jax_dist._front import Decorated
 from jax_dist._hlo import ProgramCost
 from jax_dist._passes import PassFinding
 from jax_dist._passes.captures import Captures, find_captures
-from jax_dist._passes.fronts import CALL_SLOT
 from jax_dist._passes.gathers import Gathers
 from jax_dist._passes.partition import Partitioning, Specs
 from jax_dist._pmap import axes
@@ -35,31 +34,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Rewritten(Generic[_P, _R]):
+class Rewritten(Decorated[_P, _R]):
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
-    # The call is in a slot, as that of `Mapped` is: C++ finds it there without Python.
-    __slots__ = (
-        *CALL_SLOT,
-        "__dict__",
-        "__name__",
-        "__qualname__",
-        "__weakref__",
-        "__wrapped__",
-        "_program",
-    )
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    __slots__ = ("_program",)
 
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
-        self.__name__: str = type(fun).__name__  # of a partial or an object, which have none
-        self.__qualname__: str = getattr(fun, "__name__", self.__name__)
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun  # said once more, for type checkers
-        attributes = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
-        copied = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
-        self.__dict__.update(copied)
+        super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
         self._program = RewrittenProgram(fun, axes.function_name(fun), options)
         self._program.front.serve(self)
 
@@ -234,9 +215,9 @@ def _report_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = rewriting.lower(args, kwargs)
-        program, findings = rewriting.explain(args, kwargs)
+        program = rewriting.find(args, kwargs)
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
-    captured = program.all_captures or find_captures(traced.jaxpr, fun)
+    captured = program.trace.lifted.all_captures or find_captures(traced.jaxpr, fun)
     large = [capture for capture in captured if capture.is_worth_lifting]
     names = [capture.name for capture in large]
     kept = [capture.name for capture in large if capture.action == "kept"]
@@ -246,6 +227,6 @@ def _report_of(
         after=ProgramCost.measure(after),
         cache_before=None if before is None else find_key_causes(before, names),
         cache_after=find_key_causes(after, kept),
-        findings=(*findings, *find_gradient_sums(traced.jaxpr), *failure),
+        findings=(*program.findings, *find_gradient_sums(traced.jaxpr), *failure),
         captured=captured,
     )

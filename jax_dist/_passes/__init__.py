@@ -9,7 +9,8 @@ pass never drops an equation, changes a type, or assumes what it cannot see in t
 """
 
 import dataclasses
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 from jax.extend.core import ClosedJaxpr
 
@@ -33,3 +34,8 @@ class PassPlan:
 
     jaxpr: ClosedJaxpr | None  # of the same inputs and results; None: nothing to change
     findings: tuple[PassFinding, ...] = ()
+
+    def then(self, run_pass: Callable[..., "PassPlan"], *args: Any, **kwargs: Any) -> "PassPlan":
+        """Run another pass, with these further arguments, on the program; return both plans."""
+        plan = run_pass(self.jaxpr, *args, **kwargs)
+        return PassPlan(plan.jaxpr or self.jaxpr, (*self.findings, *plan.findings))

@@ -19,50 +19,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist._calls import warn_user
-from jax_dist._passes.constants import ArrayUses, Identity, is_key, lift_arrays
+from jax_dist._passes.constants import Capture, CaptureFinder, is_key, lift_arrays
 from jax_dist._passes.variable_names import find_names
-from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 Captures: TypeAlias = typing.Literal["lift", "warn", "allow", "error"]
-
-_LARGE = 1024  # bytes
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Capture:
-    """An array that a program holds, and where it comes from."""
-
-    name: str  # as the user would type it: "params['w']"; "<derived>" if `fun` does not reach it
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    captured_at: str = ""  # "train.py:10", where the function begins that captures it, if known
-    used_at: str = ""  # "train.py:12", the first equation that reads it; "" if it is only returned
-    action: typing.Literal["lifted", "kept"] = "kept"
-    refused: str = ""  # why it cannot be lifted; "" if it can
-    is_key: bool = False  # whether it is a random key, of the new kind or the old
-    # Until it is lifted or not; a NumPy one shares the user's memory.
-    value: Any = dataclasses.field(default=None, repr=False)
-
-    @property
-    def is_large(self) -> bool:
-        """True if it is worth a warning."""
-        return self.bytes >= _LARGE
-
-    @property
-    def is_worth_lifting(self) -> bool:
-        return self.is_large or self.is_key
-
-    def __str__(self) -> str:
-        parts = [
-            f"{self.dtype}[{','.join(map(str, self.shape))}]",
-            human_bytes(self.bytes),
-            f"captured at {self.captured_at}" if self.captured_at else "",
-            f"used at {self.used_at}" if self.used_at else "",
-            f"not lifted: {self.refused}" if self.refused else "",
-        ]
-        return f"{self.name}: {', '.join(filter(None, parts))}"
 
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
@@ -70,19 +31,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    captures: dict[Identity, Capture] = {}
-    for identity, use in ArrayUses().find(jaxpr).items():
-        array = use.value if isinstance(use.value, jax.Array) else np.asarray(use.value)
-        captures[identity] = Capture(
-            name="<derived>",
-            shape=tuple(array.shape),
-            dtype=str(array.dtype),
-            bytes=int(array.nbytes),
-            used_at=use.used_at,
-            refused=use.refused,
-            is_key=use.is_key or is_key(array),
-            value=array,
-        )
+    captures = CaptureFinder().find(jaxpr)
     for identity, (name, line) in find_names(fun, captures).items():
         captures[identity].name, captures[identity].captured_at = name, line
     return tuple(captures.values())
@@ -193,21 +142,3 @@ class Watch:
             why = "this call is traced by a jit or a scan around it (put rewrite outside of that)"
             text = warning_text(new, self._fun_name, kept_because="" if lifted else why)
             warn_user(text, CapturedArrayWarning)
-
-
-class Placements:
-    """The copies of captured arrays on devices, which the programs of one function share."""
-
-    def __init__(self):
-        # With the originals, for the identity of jax arrays is their key.
-        self._copies: dict[Hashable, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
-
-    def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """Return the captured arrays of a program on the devices `where`; `place` puts one there.
-
-        `where` is any hashable key of the devices.
-        """
-        key = (lifted.key, where)
-        if key not in self._copies:
-            self._copies[key] = lifted.values, tuple(map(place, lifted.values))
-        return self._copies[key][1]

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import operator
+import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +18,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec as P
-from jax.sharding import Sharding
 
 from jax_dist import _compat
 from jax_dist._passes.interpreter import (
@@ -29,6 +29,7 @@ from jax_dist._passes.interpreter import (
     source_line,
     with_bodies,
 )
+from jax_dist._usage import human_bytes
 
 Identity: TypeAlias = Hashable
 
@@ -55,89 +56,93 @@ def is_key(value: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-# --- copies
-
-
-def put_copy(value: Any, where: Sharding | None) -> Any:
-    """Return a copy with the sharding `where`, in buffers that no owner can donate or delete.
-
-    `where` is None for the default device. A global array of several processes is resharded. A
-    value of this process alone goes to its own devices of `where`, and each process may have
-    another one, as with constants of a program. On devices that only compile, the type is returned.
-    """
-    kind = jax.typeof(value)
-    if where is not None and any(map(_compat.is_compile_only, where.device_set)):
-        return jax.ShapeDtypeStruct(
-            kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=where
-        )
-    if is_key(value):  # JAX sends no keys to other processes
-        data = put_copy(jax.random.key_data(value), where)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    is_jax = isinstance(value, jax.Array)
-    is_global = is_jax and not value.is_fully_addressable
-    if where is not None and not (where.is_fully_addressable or is_global):
-        # `device_put` would first compare the values of all processes, and wait for them.
-        host = np.array(value, kind.dtype)
-        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
-    if is_jax:  # copied where it is, for device_put to other devices may share buffers
-        current = value.sharding if value.committed else None
-        value = jax.device_put(value, current, may_alias=False)
-    return jax.device_put(value, where)
-
-
 # --- finding them
 
 
+_LARGE = 1024  # bytes
+
+
 @dataclasses.dataclass(slots=True, eq=False)
-class ArrayUse:
-    """An array that is part of a jaxpr or of a body in it, and how it is used there."""
+class Capture:
+    """An array that a program holds, and where it comes from."""
 
-    value: Any
-    used_at: str = ""  # "train.py:12", the first equation that reads it; "" if only returned
-    refused: str = ""  # why a body that has it cannot take it as an operand; "" if all can
-    is_key: bool = False  # whether an equation takes it for the data of a random key
+    name: str  # as the user would type it: "params['w']"; "<derived>" if `fun` does not reach it
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    captured_at: str = ""  # "train.py:10", where the function begins that captures it, if known
+    used_at: str = ""  # "train.py:12", the first equation that reads it; "" if it is only returned
+    action: typing.Literal["lifted", "kept"] = "kept"
+    refused: str = ""  # why it cannot be lifted; "" if it can
+    is_key: bool = False  # whether it is a random key, of the new kind or the old
+    # Until it is lifted or not; a NumPy one shares the user's memory.
+    value: Any = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def describe(cls, value: Any) -> "Capture":
+        """Return the capture of an array, without name and lines: these are found later."""
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        type_and_size = tuple(array.shape), str(array.dtype), int(array.nbytes)
+        return cls("<derived>", *type_and_size, is_key=is_key(array), value=array)
+
+    @property
+    def is_large(self) -> bool:
+        """True if it is worth a warning."""
+        return self.bytes >= _LARGE
+
+    @property
+    def is_worth_lifting(self) -> bool:
+        return self.is_large or self.is_key
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.dtype}[{','.join(map(str, self.shape))}]",
+            human_bytes(self.bytes),
+            f"captured at {self.captured_at}" if self.captured_at else "",
+            f"used at {self.used_at}" if self.used_at else "",
+            f"not lifted: {self.refused}" if self.refused else "",
+        ]
+        return f"{self.name}: {', '.join(filter(None, parts))}"
 
 
-class ArrayUses:
-    """The arrays in the jaxprs of one program; a body that many equations share is read once."""
+class CaptureFinder:
+    """The captures of the jaxprs of one program; a body that many equations share is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[Identity, ArrayUse]] = {}  # by the id of a jaxpr
+        self._known: dict[int, dict[Identity, Capture]] = {}  # by the id of a jaxpr
 
-    def find(self, jaxpr: Any) -> dict[Identity, ArrayUse]:
+    def find(self, jaxpr: Any) -> dict[Identity, Capture]:
         """Return the arrays in a jaxpr and in the bodies in it, each once, in program order."""
         if id(jaxpr) in self._known:  # the program is alive, so no other has this address
             return self._known[id(jaxpr)]
-        uses: dict[Identity, ArrayUse] = {}
+        captures: dict[Identity, Capture] = {}
 
-        def add(value: Any, eqn: JaxprEqn | None = None, inner: ArrayUse | None = None) -> None:
-            """Add a use by `eqn` itself, or by a body of it, in which it is used as `inner`."""
-            if (identity := array_identity(value)) is None:
-                return
-            use = uses.setdefault(identity, ArrayUse(value))
-            if eqn is None:
-                return
-            use.used_at = use.used_at or (inner and inner.used_at) or source_line(eqn)
-            if inner is None:
-                use.is_key = use.is_key or _compat.name_of(eqn) == "random_wrap"
-            else:
-                use.is_key = use.is_key or inner.is_key
-                use.refused = use.refused or inner.refused or _reason_to_keep(eqn)
+        def add(value: Any) -> Capture | None:
+            identity = array_identity(value)
+            if identity is not None and identity not in captures:
+                captures[identity] = Capture.describe(value)
+            return captures.get(identity)
 
         opened = open_jaxpr(jaxpr)
         values = dict(zip(opened.constvars, constants(jaxpr), strict=False))
         for value in values.values():
             add(value)
         for eqn in opened.eqns:
-            for body in bodies(eqn):
-                for inner in self.find(body).values():
-                    add(inner.value, eqn, inner)
+            for inner in itertools.chain(*[self.find(body).values() for body in bodies(eqn)]):
+                capture = add(inner.value)
+                assert capture is not None
+                capture.used_at = capture.used_at or inner.used_at or source_line(eqn)
+                capture.is_key = capture.is_key or inner.is_key
+                capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
             for atom in eqn.invars:
-                add(atom.val if isinstance(atom, Literal) else values.get(atom), eqn)
+                capture = add(atom.val if isinstance(atom, Literal) else values.get(atom))
+                if capture is not None:
+                    capture.used_at = capture.used_at or source_line(eqn)
+                    capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
         for atom in opened.outvars:
             add(atom.val if isinstance(atom, Literal) else None)
-        self._known[id(jaxpr)] = uses
-        return uses
+        self._known[id(jaxpr)] = captures
+        return captures
 
 
 # --- inputs in the place of arrays
@@ -175,7 +180,7 @@ class _Lifting:
 
     def __init__(self, types: Mapping[Identity, Any]):
         self._types = types  # of the arrays to lift
-        self._uses = ArrayUses()
+        self._finder = CaptureFinder()
         self._changed: dict[Hashable, Any] = {}  # bodies, by the id of the old one and its inputs
 
     def add_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
@@ -188,16 +193,18 @@ class _Lifting:
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
         body = open_jaxpr(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
-        identities = map(array_identity, constants(jaxpr))
-        of_constvar = dict(zip(body.constvars, identities, strict=False))
+        replaced: dict[Var, Var] = {}  # constants that are lifted, and their inputs
+        kept: dict[Var, Any] = {}  # the others, and their values
+        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+            if (identity := array_identity(value)) in new:
+                replaced[var] = new[identity]
+            else:
+                kept[var] = value
 
-        def replace(atoms: Sequence[Atom]) -> list[Atom]:
-            """Return the new input in the place of each atom that is one of the arrays."""
-            is_literal = lambda atom: isinstance(atom, Literal)
-            identities = [
-                array_identity(a.val) if is_literal(a) else of_constvar.get(a) for a in atoms
-            ]
-            return [new.get(i, atom) for i, atom in zip(identities, atoms, strict=True)]
+        def replace(atom: Atom) -> Atom:
+            if isinstance(atom, Literal):
+                return new.get(array_identity(atom.val), atom)
+            return replaced.get(atom, atom)
 
         eqns = []
         for eqn in body.eqns:
@@ -205,34 +212,28 @@ class _Lifting:
             if needed:
                 change = functools.partial(self.add_inputs, inputs=needed)
                 eqn = _add_operands(eqn, change, [new[identity] for identity in needed])
-            invars = replace(eqn.invars)
+            invars = [*map(replace, eqn.invars)]
             is_same = all(map(operator.is_, invars, eqn.invars))
             eqns.append(eqn if is_same else eqn.replace(invars=invars))
-        kept = [
-            (v, x)
-            for v, x in zip(body.constvars, constants(jaxpr), strict=False)
-            if of_constvar[v] not in new
-        ]
         changed = body.replace(
-            constvars=[var for var, _ in kept],
+            constvars=[*kept],
             invars=[*new.values(), *body.invars],
             eqns=eqns,
-            outvars=replace(body.outvars),
+            outvars=[*map(replace, body.outvars)],
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
-        return ClosedJaxpr(changed, [value for _, value in kept]) if is_closed else changed
+        return ClosedJaxpr(changed, [*kept.values()]) if is_closed else changed
 
     def _arrays_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the arrays to lift in the bodies of an equation, each once, in order."""
-        uses = itertools.chain(*map(self._uses.find, bodies(eqn)))
-        return tuple(dict.fromkeys(identity for identity in uses if identity in self._types))
+        found = itertools.chain(*map(self._finder.find, bodies(eqn)))
+        return tuple(dict.fromkeys(identity for identity in found if identity in self._types))
 
 
 # The primitives whose bodies can take more operands.
-_WIDENED = frozenset(
-    "jit remat2 custom_jvp_call custom_vjp_call cond while scan shard_map".split(),  # noqa: SIM905
-)
+_WIDENED = {"jit", "remat2", "cond", "while", "scan", "shard_map"}
+_WIDENED |= {"custom_jvp_call", "custom_vjp_call"}
 
 
 def _reason_to_keep(eqn: JaxprEqn) -> str:

@@ -43,6 +43,11 @@ class Deferred:
         shape[dim] //= self.size
         return whole.update(shape=tuple(shape))
 
+    def keep(self, why: str, forced_by: JaxprEqn) -> None:
+        """Keep the gathers behind the value, because `forced_by` needs it whole."""
+        for site in self.sites:
+            site.keep(why, forced_by)
+
     def take_block(self, value: Any, dim: int) -> Any:
         """Return this device's block of a whole value."""
         length = value.shape[dim] // self.size
@@ -108,11 +113,6 @@ def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
-def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
-    """Squeeze on each block: the gathered dimension is longer than 1, so it stays."""
-    return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
-
-
 def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Reshape each block, along a new dimension over which the blocks are still contiguous.
 
@@ -131,7 +131,8 @@ def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
 _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": lambda eqn, first: Blockwise(list(eqn.params["permutation"]).index(first.dim)),
-    "squeeze": _squeeze,
+    # The gathered dimension is longer than 1, so it stays.
+    "squeeze": lambda eqn, first: Blockwise(_index_without(first.dim, eqn.params["dimensions"])),
     "reshape": _reshape,
     "pvary": lambda _, first: Blockwise(first.dim),
 }
@@ -143,40 +144,30 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Reduce on the block; and then over devices, if the gathered dimension is reduced.
 
-    None for a reduction without a collective that gives the same result, such as a product.
+    None for a reduction without a collective that gives the same result: a product, a sum whose
+    bits depend much on its order, a maximum of a type that collectives do not compare.
     """
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
-        return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
+        return Blockwise(_index_without(first.dim, axes))
     aval: Any = eqn.outvars[0].aval
-    dtype = aval.dtype
-    if name == "reduce_sum":
-        _check_strong(eqn)
-        if _is_low_precision(dtype):
-            raise NeedsWhole(
-                f"a sum in {dtype.name} depends on the order of its terms: convert to float32 "
-                "first, as jnp.sum and jnp.mean do"
-            )
+    if name == "reduce_sum" and not is_low_precision(aval.dtype):
         return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], first.axes))
-    if name not in ("reduce_max", "reduce_min"):
+    is_ordered = any(jnp.issubdtype(aval.dtype, kind) for kind in _TYPES)
+    if name not in ("reduce_max", "reduce_min") or not is_ordered:
         return None
-    _check_strong(eqn)
-    if not any(jnp.issubdtype(dtype, kind) for kind in _TYPES):
-        raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
     # One function for both, with a gradient of its own: elements that tie on different devices
     # share it, as they do in reduce_max of the whole value.
-    kind = "max" if name == "reduce_max" else "min"
+    kind = name.removeprefix("reduce_")
     return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
 
 
-def _check_strong(eqn: JaxprEqn) -> None:
-    """Raise NeedsWhole if the result is weakly typed: its type must not change."""
-    aval: Any = eqn.outvars[0].aval
-    if aval.weak_type:
-        raise NeedsWhole("the result has a weak type, which a reduction over devices would lose")
+def _index_without(dim: int, removed: Sequence[int]) -> int:
+    """Return the index of a dimension once others are removed: 2 without 0 and 3 is 1."""
+    return dim - sum(other < dim for other in removed)
 
 
-def _is_low_precision(dtype: Any) -> bool:
+def is_low_precision(dtype: Any) -> bool:
     """Return whether sums in this type depend much on the order of their terms."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
@@ -192,21 +183,22 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
     Raises:
       NeedsWhole: the psum would send more bytes than the gather, or lose precision.
     """
+    bytes_of = lambda aval: aval.size * aval.dtype.itemsize
     gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
     for pair in _contracted_dims(eqn):
         if all(pair[side] == operand.dim for side, operand in gathered.items()):
             break
     else:
         return None
-    _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
     # strategies gather scores, and multiply them with noise as long as the parameters.
-    if 2 * _bytes(aval) > sum(_bytes(eqn.invars[side].aval) for side in gathered):
+    gathered_bytes = sum(bytes_of(eqn.invars[side].aval) for side in gathered)
+    if 2 * bytes_of(aval) > gathered_bytes:
         raise NeedsWhole("a psum of the product would send more than the gather")
-    widens, precision = _is_low_precision(aval.dtype), eqn.params["precision"]
+    widens, precision = is_low_precision(aval.dtype), eqn.params["precision"]
     if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
-        raise NeedsWhole(f"dot_general in {aval.dtype.name} by an algorithm of its own")
+        return None  # it says in which type the product is
     wide = {**eqn.params, "preferred_element_type": jnp.float32}
     axes = next(iter(gathered.values())).axes  # the same of both
 
@@ -240,10 +232,6 @@ def dimension_to_slice(eqn: JaxprEqn, position: int, first: Deferred) -> int | N
 def spell_axes(names: Sequence[Any]) -> str:
     """Return 'i' for one axis, ('i', 'j') for two."""
     return repr(names[0]) if len(names) == 1 else repr(tuple(names))
-
-
-def _bytes(aval: Any) -> int:
-    return aval.size * aval.dtype.itemsize
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

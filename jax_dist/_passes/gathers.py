@@ -8,8 +8,6 @@ whole stays as it was ("is kept"), so the walk is repeated without deferring it.
 
 import collections
 import dataclasses
-import functools
-import itertools
 import os
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,6 +26,7 @@ from jax_dist._passes.gather_rules import (
     NeedsWhole,
     apply_rule,
     dimension_to_slice,
+    is_low_precision,
     spell_axes,
 )
 from jax_dist._passes.interpreter import (
@@ -57,25 +56,31 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk, kept_before, changed = _Walk(exact=exact), -1, jaxpr
+    walk = _Walk(exact=exact)
     if not walk.mark(jaxpr):
         return PassPlan(None)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
-    while walk.count_kept() > kept_before:
-        kept_before = walk.count_kept()
-        changed = walk.rewrite(jaxpr)
-    findings = [site.finding() for site in walk.sites if site.reason or site.reductions]
-    is_changed = any(site.reductions for site in walk.sites)
+    changed, kept, kept_before = jaxpr, 0, -1
+    while kept > kept_before:
+        changed, kept_before = walk.rewrite(jaxpr), kept
+        kept = sum(bool(site.reason) for site in walk.sites.values())
+    sites = walk.sites.values()
+    findings = [site.finding() for site in sites if site.reason or site.reductions]
+    is_changed = any(site.reductions for site in sites)
     return PassPlan(changed if is_changed else None, tuple(dict.fromkeys(findings)))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Site:
-    """One gather of the program; a jit that is called twice has each of its gathers twice."""
+    """One gather of the program; in a jit that is called twice, it is kept for both calls or none.
+
+    `reductions` has, by the id of an equation that reads the gathered value, the name of its
+    primitive and that of the collective in its place: ("reduce_sum", "psum").
+    """
 
     eqn: JaxprEqn
-    reductions: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # of the last walk
+    reductions: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     reason: str = ""  # why the gather is kept, the first one; "" if it gives way
     forced_by: JaxprEqn | None = None  # the equation that keeps it
 
@@ -91,10 +96,9 @@ class _Site:
             what = f"{gather}{f' ({line})' if line else ''} is kept"
             where = source_line(self.forced_by)
             return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "refused", what, self.reason, where)
-        # `reductions` pairs the primitive in the user's program with the collective in its place.
-        primitives = " and ".join(dict.fromkeys(name for name, _ in self.reductions))
-        counts = collections.Counter(collective for _, collective in self.reductions).items()
-        emitted = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
+        primitives = " and ".join(dict.fromkeys(name for name, _ in self.reductions.values()))
+        counts = collections.Counter(collective for _, collective in self.reductions.values())
+        emitted = [f"one {name}" if n == 1 else f"{n} {name}s" for name, n in counts.items()]
         what = f"{gather}, {primitives}: {' and '.join(emitted)}"
         return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "rewritten", what, "", line)
 
@@ -114,24 +118,21 @@ class _Body(Builder):
     def __init__(self, source: Any, region: _Region):
         super().__init__(source)
         self.region = region
-        # Which variables of the jaxpr that is walked now are the same on all devices. A function,
-        # because few rules ask, and the analysis of a whole body takes time.
-        self.facts: Callable[[], Facts] = dict
+        self.facts: Facts = {}  # along which axes values of the jaxpr that is walked are the same
         # The outermost call of a function of JAX's own around it: its line is the user's.
         self.jax_call: JaxprEqn | None = None
 
-    def same_of(self, atoms: Sequence[Atom], facts: Callable[[], Facts]) -> list[Same]:
-        """Return for each atom of one jaxpr the axes along which all devices hold the same."""
+    def same_of(self, atoms: Sequence[Atom]) -> list[Same]:
+        """Return for each atom the axes along which all devices hold the same."""
         scope = self.region.scope
-        return [facts()[atom] if isinstance(atom, Var) else scope for atom in atoms]
+        return [self.facts[atom] if isinstance(atom, Var) else scope for atom in atoms]
 
 
 class _Walk:
     """Repeated walks over one program; the last, which keeps no further gather, is the result."""
 
     def __init__(self, *, exact: bool):
-        self.sites: list[_Site] = []  # in program order, which is the same in each walk
-        self._passed = 0  # how many sites the current walk has come to; the next one's index
+        self.sites: dict[int, _Site] = {}  # by the id of the gather, in program order
         self._exact = exact
         self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
         self._invariance = Invariance()
@@ -147,43 +148,33 @@ class _Walk:
         self._gathering.update(map(id, gathering))
         return bool(gathering)
 
-    def count_kept(self) -> int:
-        return sum(bool(site.reason) for site in self.sites)
-
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Return the program without the gathers that no walk so far has found to be kept."""
-        self._passed = 0
-        for site in self.sites:
+        for site in self.sites.values():
             site.reductions.clear()
-        inputs = [NOWHERE] * len(jaxpr.in_avals)
-        return self._change_body("program", jaxpr, lambda: inputs, _Region())
+        return self._change_body("program", jaxpr, [NOWHERE] * len(jaxpr.in_avals), _Region())
 
     # ---- bodies
 
-    def _change_body(
-        self, name: str, jaxpr: Any, inputs: Callable[[], Sequence[Same]], region: _Region
-    ) -> Any:
+    def _change_body(self, name: str, jaxpr: Any, inputs: Sequence[Same], region: _Region) -> Any:
         """Return the body `jaxpr`, changed, of an equation that users know as `name`.
 
         Its results have the types that they had, so a gather that reaches one is kept. `inputs`
-        gives for each input variable the axes along which it is the same on all devices.
+        has for each input variable the axes along which it is the same on all devices.
         """
         opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
         self._add_equations(opened, inputs, body)
         outvars = body.read_all(opened.outvars)
         for number, value in enumerate(outvars):
             if isinstance(value, Deferred):
-                why = f"the gathered value leaves the {name} whole"
-                _keep_sites(value, why, value.made_by)
+                value.keep(f"the gathered value leaves the {name} whole", value.made_by)
                 outvars[number] = opened.outvars[number]
         return body.finish(outvars)
 
-    def _add_equations(
-        self, opened: Any, inputs: Callable[[], Sequence[Same]], body: _Body
-    ) -> None:
-        """Add the equations of a jaxpr; `inputs` gives along which axes each input is the same."""
+    def _add_equations(self, opened: Any, inputs: Sequence[Same], body: _Body) -> None:
+        """Add the equations of a jaxpr; `inputs` has along which axes each input is the same."""
         scope = body.region.scope
-        body.facts = functools.cache(lambda: self._invariance.facts(opened, inputs(), scope))
+        body.facts = self._invariance.facts(opened, inputs, scope)
         for eqn in opened.eqns:
             values = body.read_all(eqn.invars)
             has_gather = id(eqn) in self._gathering
@@ -203,27 +194,16 @@ class _Walk:
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
-        region = body.region
-        # `with_bodies` hands over one body after the other; this counts which one it is.
-        body_numbers = itertools.count()
-        # For each body, for each input, the axes along which it is the same. One analysis serves
-        # all bodies; it is cached and run late, because most bodies have no rule that asks for it.
-        inputs = functools.cache(
-            lambda: self._invariance.body_inputs(
-                eqn, body.same_of(eqn.invars, body.facts), body.region.scope
-            )
-        )
+        region, name = body.region, _name_for_users(eqn)
+        inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), region.scope)
+        inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
             mesh, scope = eqn.params["mesh"], self._invariance.inside(eqn, region.scope)
-            new = {name: mesh.shape[name] for name in eqn.params["newly_manual_axes"]}
+            new = {axis: mesh.shape[axis] for axis in eqn.params["newly_manual_axes"]}
             region = _Region(scope, {**region.sizes, **new}, eqn.params["check_vma"])
-
-        def change(inner: Any) -> Any:
-            number = next(body_numbers)
-            name = _name_for_users(eqn)
-            return self._change_body(name, inner, lambda: inputs()[number], region)
-
-        return with_bodies(eqn, change)
+        return with_bodies(
+            eqn, lambda inner: self._change_body(name, inner, inputs_by_body[id(inner)], region)
+        )
 
     def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Write out the body of a jit in place: deferred values go in and out of it."""
@@ -231,26 +211,19 @@ class _Walk:
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
         with body.inline(jaxpr, values) as opened:
-            self._add_equations(opened, lambda: body.same_of(eqn.invars, facts), body)
+            self._add_equations(opened, body.same_of(eqn.invars), body)
         body.facts, body.jax_call = facts, jax_call
         body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 
     # ---- equations
 
     def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Replace an all_gather by a `Deferred` of this device's block, or copy it if it is kept.
-
-        Each walk comes to the gathers in the same order, so the n-th one is `sites[n]`, which
-        remembers from earlier walks whether it is kept.
-        """
+        """Replace an all_gather by a `Deferred` of this device's block; copy it if it is kept."""
         params = eqn.params
         dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
         is_nested = isinstance(values[0], Deferred)
         values = self._keep_operands(eqn, values, "all_gather needs the whole gathered value", body)
-        if self._passed == len(self.sites):
-            self.sites.append(_Site(eqn))
-        site = self.sites[self._passed]
-        self._passed += 1
+        site = self.sites.setdefault(id(eqn), _Site(eqn))
         user_eqn = body.jax_call or eqn  # the equation whose line the user knows
         if params["axis_index_groups"] is not None:
             site.keep("it gathers in groups of devices", user_eqn)
@@ -268,18 +241,19 @@ class _Walk:
         It becomes the same equation on blocks, with deferred results; or a reduction over devices,
         with a whole result; or, if there is no sound rule, the gathers behind it are kept.
         """
-        operands = [value if isinstance(value, Deferred) else None for value in values]
-        first = next(value for value in operands if value is not None)
         try:
-            if self._exact and _may_round(eqn):
-                raise NeedsWhole(
-                    "gathers='exact': a sum in another order may differ in the last bits"
-                )
-            result = apply_rule(eqn, operands)
-            blocks = self._blocks_of_operands(eqn, values, first, body)
+            self._try_rule(eqn, values, body)
         except NeedsWhole as reason:
             body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
-            return
+
+    def _try_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
+        """Add an equation on blocks, see `_apply_rule`; raise NeedsWhole if there is no rule."""
+        if self._exact and _may_round(eqn):
+            raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
+        operands = [value if isinstance(value, Deferred) else None for value in values]
+        result = apply_rule(eqn, operands)
+        first = next(value for value in operands if value is not None)
+        blocks = self._blocks_of_operands(eqn, values, first, body)
         sites = tuple({site: None for value in operands if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
@@ -290,12 +264,16 @@ class _Walk:
                 body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, user_eqn)
             return
         (out,) = eqn.outvars
-        varying = _compat.varying_axes(out.aval)
+        out_type: Any = out.aval
+        varying = _compat.varying_axes(out_type)
         compute = lambda xs: [_mark_varying(result.compute(eqn, xs), varying)]
         key = (eqn.primitive, *eqn.params.items(), first.axes, varying)
-        (body.env[out],) = self._trace(key, compute, eqn, blocks, body)
+        (reduced,) = self._trace(key, compute, eqn, blocks, body)
+        if reduced.aval.weak_type != out_type.weak_type:  # as of a gathered Python number
+            raise NeedsWhole(f"{_compat.name_of(eqn)} over devices gives another type")
+        body.env[out] = reduced
         for site in sites:
-            site.reductions.append((_compat.name_of(eqn), result.collective))
+            site.reductions[id(eqn)] = _compat.name_of(eqn), result.collective
 
     def _blocks_of_operands(
         self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
@@ -313,7 +291,7 @@ class _Walk:
             if isinstance(value, Deferred):
                 blocks.append(value.block)
                 continue
-            (same,) = body.same_of([eqn.invars[position]], body.facts)
+            (same,) = body.same_of([eqn.invars[position]])
             if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
@@ -359,7 +337,7 @@ class _Walk:
         """
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):
-                _keep_sites(value, why, body.jax_call or eqn)
+                value.keep(why, body.jax_call or eqn)
                 body.env.pop(atom, None)
         return body.read_all(eqn.invars)
 
@@ -368,18 +346,13 @@ def _is_gather(eqn: JaxprEqn) -> bool:
     return _compat.name_of(eqn) == "all_gather"
 
 
-def _keep_sites(value: Deferred, why: str, forced_by: JaxprEqn) -> None:
-    for site in value.sites:
-        site.keep(why, forced_by)
-
-
 def _block_of(value: Any, new_dimension: int | None) -> Any:
     """Return this device's block of a gathered value, with `new_dimension` of length 1 if not None.
 
     XLA computes in float32 between operations of a smaller type, where it fuses them. A gather
     ends that, because what is sent has been rounded; the barrier rounds the block in the same way.
     """
-    if jnp.issubdtype(value.dtype, jnp.floating) and jnp.finfo(value.dtype).bits < 32:
+    if is_low_precision(value.dtype):
         value = lax.optimization_barrier(value)
     return value if new_dimension is None else lax.expand_dims(value, [new_dimension])
 

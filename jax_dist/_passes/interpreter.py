@@ -138,8 +138,8 @@ def run(
       handler_of: gives what to do with an equation; None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
-    env: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
-    env.update(zip(body.invars, args, strict=True))
+    inputs = [*body.constvars, *body.invars]
+    env: dict[Var, Any] = dict(zip(inputs, [*constants(jaxpr), *args], strict=True))
     for eqn in body.eqns:
         handler, values = handler_of(eqn), read_all(eqn.invars, env)
         if handler is None:
@@ -199,8 +199,7 @@ def context_here() -> Any:
 
 def source_line(eqn: JaxprEqn) -> str:
     """Return where the user's code makes this equation: "train.py:12", or "" if unknown."""
-    frame = source_info_util.summarize(eqn.source_info)
-    return _user_line(frame, os.getcwd())
+    return _user_line(source_info_util.summarize(eqn.source_info), os.getcwd())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -289,11 +288,27 @@ class Builder:
                 self.copy(eqn, self.read_all(eqn.invars), **fields)
         return self.read_all(opened.outvars)
 
+    def add_changed(self, eqns: Sequence[JaxprEqn], change: "Change", *, in_bodies: bool) -> None:
+        """Add equations as `change` says, and those in their bodies, too, if `in_bodies`."""
+        for eqn in eqns:
+            results = change(eqn, self)
+            if results is not None:
+                self.is_changed = True
+                self.env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            new = with_bodies(eqn, lambda body: rebuild(body, change)) if in_bodies else eqn
+            self.is_changed |= new is not eqn
+            self.copy(new, self.read_all(new.invars))
+
     def finish(self, outvars: Sequence[Atom]) -> Any:
         """Return the jaxpr."""
         new = open_jaxpr(self._source).replace(eqns=self.eqns, outvars=outvars)
         is_closed = isinstance(self._source, core.ClosedJaxpr)
         return core.ClosedJaxpr(new, self._source.consts) if is_closed else new
+
+
+# Adds the replacement of an equation to a builder, and returns its results; None: no replacement.
+Change: TypeAlias = Callable[[JaxprEqn, Builder], Sequence[Atom] | None]
 
 
 def _drop_mesh(aval: Any) -> Any:
@@ -302,35 +317,11 @@ def _drop_mesh(aval: Any) -> Any:
     return aval.update(sharding=None) if is_auto else aval
 
 
-# Adds the replacement of an equation to a builder, and returns its results; None: no replacement.
-Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
-
-
 def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True) -> Any:
-    """Return a jaxpr, open or closed as it came, with some equations changed.
-
-    `in_bodies` says whether equations in bodies are changed, too.
-    """
-    builder = Builder(jaxpr)
-    _rebuild_into(builder, jaxpr, change, in_bodies=in_bodies)
-    if not builder.is_changed:
-        return jaxpr
-    return builder.finish(builder.read_all(open_jaxpr(jaxpr).outvars))
-
-
-def _rebuild_into(builder: Builder, jaxpr: Any, change: Change, *, in_bodies: bool) -> None:
-    """Add the equations of a jaxpr, changed, to what is being built."""
-    for eqn in open_jaxpr(jaxpr).eqns:
-        results = change(eqn, builder)
-        if results is not None:
-            builder.is_changed = True
-            builder.env.update(zip(eqn.outvars, results, strict=True))
-            continue
-        new = eqn
-        if in_bodies:
-            new = with_bodies(eqn, lambda body: rebuild(body, change))
-        builder.is_changed |= new is not eqn
-        builder.copy(new, builder.read_all(new.invars))
+    """Return a jaxpr, open or closed as it came, with some equations changed; itself if none is."""
+    opened, builder = open_jaxpr(jaxpr), Builder(jaxpr)
+    builder.add_changed(opened.eqns, change, in_bodies=in_bodies)
+    return builder.finish(builder.read_all(opened.outvars)) if builder.is_changed else jaxpr
 
 
 def inline_calls(
@@ -346,7 +337,7 @@ def inline_calls(
             return None
         (called,) = bodies(eqn)
         with builder.inline(called, builder.read_all(eqn.invars)) as opened:
-            _rebuild_into(builder, opened, inline, in_bodies=in_bodies)
+            builder.add_changed(opened.eqns, inline, in_bodies=in_bodies)
         return builder.read_all(opened.outvars)
 
     return rebuild(jaxpr, inline, in_bodies=in_bodies)
@@ -356,14 +347,12 @@ def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
     """Return a jaxpr with some equations replaced by a trace of their handler, found by `id`."""
 
     def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
-        if id(eqn) not in handlers:
+        if (handler := handlers.get(id(eqn))) is None:
             return None
         atoms = builder.read_all(eqn.invars)
         with use_location(eqn):
             # A function of its own each time, for JAX remembers what it has traced.
-            traced = jax.make_jaxpr(lambda *values: handlers[id(eqn)](eqn, list(values)))(
-                *[atom.aval for atom in atoms]
-            )
-        return builder.add(traced, atoms)
+            trace = jax.make_jaxpr(lambda *values: handler(eqn, list(values)))
+            return builder.add(trace(*[atom.aval for atom in atoms]), atoms)
 
     return rebuild(jaxpr, change)

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._passes import Outcome, PassFinding, PassPlan, interpreter, propagation
-from jax_dist._passes.interpreter import Atom, Values, names_of
+from jax_dist._passes import PassFinding, PassPlan, interpreter, propagation
+from jax_dist._passes.interpreter import Atom, Values
 from jax_dist._passes.propagation import CallLayout
 from jax_dist.errors import ArgumentError
 
@@ -101,7 +101,7 @@ def plan_partitioning(
     elif any(kind != AxisType.Auto for kind in meshes[0].axis_types):
         why = "the mesh has axes that are not Auto, on which shardings are types"
     if why:
-        return PassPlan(None, tuple(_refused(eqn, why) for eqn in calls))
+        return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))
     return _route_calls(program, calls, meshes[0], in_shardings, specs)
 
 
@@ -132,9 +132,9 @@ def _route_calls(
             why = str(error).partition("\n")[0].rstrip(":.")
             if name in specs:
                 raise ArgumentError(f"specs= do not fit {name!r}: {why}.") from error
-            findings.append(_refused(eqn, why))
+            findings.append(_finding(eqn, "", why))
         else:
-            findings.append(_finding(eqn, "rewritten", str(route), ""))
+            findings.append(_finding(eqn, str(route)))
     changed = interpreter.replace_equations(program, routes) if routes else None
     return PassPlan(changed, tuple(findings))
 
@@ -142,28 +142,24 @@ def _route_calls(
 def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
     """Return a call's layout from the user's specs; raise ValueError if their counts differ."""
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
+    counts = f"{len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} results"
     if (len(in_specs), len(results)) != (len(eqn.invars), len(eqn.outvars)):
-        raise ValueError(
-            f"it has {len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} "
-            f"results, not {len(in_specs)} and {len(results)}"
-        )
-    return CallLayout(
-        _normalize_specs(in_specs, eqn.invars), _normalize_specs(results, eqn.outvars)
-    )
+        raise ValueError(f"it has {counts}, not {len(in_specs)} and {len(results)}")
+    operands = _normalize_specs(in_specs, eqn.invars)
+    return CallLayout(operands, _normalize_specs(results, eqn.outvars))
 
 
-def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Route:
+def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Route:
     """Call the op's `partition` with the shardings of `layout`; return its answer as a shard_map.
-
-    A `layout` that is a string is the reason why there is none, and is raised.
 
     Raises:
       ValueError: no shard_map can express the answer; or JAX or the op raises it, a TypeError or a
         NotImplementedError.
     """
     params = eqn.params
-    if isinstance(layout, str):
-        raise ValueError(layout)
+    if layout is None:
+        text = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
+        raise ValueError(text)
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
     operands = _sharded_types(eqn.invars, layout.operands, mesh)
@@ -178,15 +174,16 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | str, mesh: Mesh) -> _Rout
     )
     route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], layout_of_blocks)
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
-    expected_types: list[Any] = [var.aval for var in eqn.outvars]
-    for pair in zip(expected_types, traced.out_avals, strict=True):
-        expected, actual = (
-            f"{kind.dtype}{list(kind.shape)}{' (weakly typed)' if kind.weak_type else ''}"
-            for kind in pair
-        )
+    expected_types = [_describe_type(var.aval) for var in eqn.outvars]
+    for expected, actual in zip(expected_types, map(_describe_type, traced.out_avals), strict=True):
         if actual != expected:
             raise ValueError(f"its lowering gives {actual}, and the operation {expected}")
     return route
+
+
+def _describe_type(aval: Any) -> str:
+    weak = " (weakly typed)" if aval.weak_type else ""
+    return f"{aval.dtype}{list(aval.shape)}{weak}"
 
 
 def _sharded_types(
@@ -211,13 +208,9 @@ def _specs_from_partition(
 
 
 def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]:
-    """Return the specs with an entry for each dimension, and a name for a tuple of one name."""
-    normalized = []
-    for spec, atom in zip(specs, atoms, strict=True):
-        axes_by_dim = [names_of(entry) for entry in spec]
-        entries = [axes[0] if len(axes) == 1 else axes or None for axes in axes_by_dim]
-        normalized.append(P(*entries, *[None] * (atom.aval.ndim - len(entries))))
-    return tuple(normalized)
+    """Return the specs with an entry for each dimension of the atoms."""
+    pairs = zip(specs, atoms, strict=True)
+    return tuple(P(*spec, *[None] * (atom.aval.ndim - len(spec))) for spec, atom in pairs)
 
 
 def _name_of(eqn: JaxprEqn) -> str:
@@ -225,11 +218,8 @@ def _name_of(eqn: JaxprEqn) -> str:
     return eqn.params["call"].jaxpr.debug_info.func_name
 
 
-def _refused(eqn: JaxprEqn, why: str) -> PassFinding:
-    return _finding(eqn, "refused", "left as it is", why)
-
-
-def _finding(eqn: JaxprEqn, outcome: Outcome, what: str, why: str) -> PassFinding:
-    what = f"custom_partitioning {_name_of(eqn)!r}: {what}"
-    line = interpreter.source_line(eqn)
-    return PassFinding(_codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP, outcome, what, why, line)
+def _finding(eqn: JaxprEqn, done: str, why: str = "") -> PassFinding:
+    """Return the finding of a call: what was done, or why it is left as it is."""
+    what = f"custom_partitioning {_name_of(eqn)!r}: {'left as it is' if why else done}"
+    code, line = _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP, interpreter.source_line(eqn)
+    return PassFinding(code, "refused" if why else "rewritten", what, why, line)

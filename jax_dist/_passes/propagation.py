@@ -36,18 +36,17 @@ def find_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
 
     Those of sharding constraints and jits; if they name none, those of shard_maps.
     """
-    shardings: list[Any] = []
-    shard_map_meshes: list[Any] = []
+    named: list[Any] = []
+    of_shard_maps: list[Any] = []
     for eqn in eqns:
-        match _compat.name_of(eqn):
-            case "jit":
-                shardings += (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
-            case "sharding_constraint":
-                shardings.append(eqn.params["sharding"])
-            case "shard_map":
-                shard_map_meshes.append(eqn.params["mesh"])
-    of_shardings = _meshes_among([getattr(s, "mesh", None) for s in shardings])
-    return of_shardings or _meshes_among(shard_map_meshes)
+        match _compat.name_of(eqn), eqn.params:
+            case "jit", {"in_shardings": ins, "out_shardings": outs}:
+                named += [getattr(sharding, "mesh", None) for sharding in (*ins, *outs)]
+            case "sharding_constraint", {"sharding": sharding}:
+                named.append(getattr(sharding, "mesh", None))
+            case "shard_map", {"mesh": mesh}:
+                of_shard_maps.append(mesh)
+    return _meshes_among(named) or _meshes_among(of_shard_maps)
 
 
 def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
@@ -94,15 +93,14 @@ def is_plain_jit(eqn: JaxprEqn) -> bool:
 
 def layouts_of(
     jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn], mesh: Mesh, in_shardings: _Shardings
-) -> dict[int, CallLayout | str]:
-    """Return by the `id` of a call how Shardy shards its values, or why that is unknown.
+) -> dict[int, CallLayout | None]:
+    """Return by the `id` of a call how Shardy shards its values; None if it is turned off.
 
     Without entry are calls that lowering drops: their results are unused, or JAX inlines the op.
     """
     config: Any = jax.config  # its attributes are made at run time
     if not config.jax_use_shardy_partitioner:
-        problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-        return {id(eqn): problem for eqn in eqns}
+        return dict.fromkeys(map(id, eqns))
     numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
     layouts = _read_layouts(lowered.compiler_ir())
@@ -138,47 +136,37 @@ def _lower_with_scopes(
 # --- what Shardy writes into the module
 
 
-def _read_layouts(module: Any) -> dict[int, CallLayout | str]:
-    """Run Shardy on a module; return the layout of each call, or why not, by its scope number."""
-    layouts: dict[int, CallLayout | str] = {}
+def _read_layouts(module: Any) -> dict[int, CallLayout]:
+    """Run Shardy on a module; return how it shards each call, by the number of the scope."""
+    layouts: dict[int, CallLayout] = {}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         """Read the layout of an operation, if it is a call in one of the scopes."""
-        if operation.name != "stablehlo.custom_call":
-            return ir.WalkResult.ADVANCE
-        target = ir.StringAttr(operation.attributes["call_target_name"]).value
-        scope = _SCOPE.search(str(operation.location))
-        if scope and target == "CustomSPMDPartitioning":
-            layouts.setdefault(int(scope[1]), _layout(operation))
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            scope = _SCOPE.search(str(operation.location))
+            if scope and target == "CustomSPMDPartitioning":
+                operands, results = map(_spec, operation.operands), map(_spec, operation.results)
+                layouts.setdefault(int(scope[1]), CallLayout(tuple(operands), tuple(results)))
         return ir.WalkResult.ADVANCE
 
     with module.context:
-        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(
-            module.operation
-        )
+        propagate = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
+        propagate.run(module.operation)
         module.operation.walk(visit)
     return layouts
 
 
-def _layout(call: ir.Operation) -> CallLayout | str:
-    """Return how Shardy shards the operands and results of a call, or why no spec says that."""
-    try:
-        return CallLayout(tuple(map(_spec, call.operands)), tuple(map(_spec, call.results)))
-    except ValueError as reason:
-        return str(reason)
-
-
 def _spec(value: ir.Value) -> P:
-    """Return how Shardy shards a value; raise ValueError if no spec says that."""
+    """Return how Shardy shards a value; a dimension that it splits over a part of an axis: not."""
     maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
     shardings = sdy.TensorShardingPerValueAttr(maker.attributes["sdy.sharding"]).shardings
     sharding = sdy.TensorShardingAttr(shardings[ir.OpResult(value).result_number])
-    parts: list[tuple[str, ...]] = []
+    entries: list[tuple[str, ...]] = []
     for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
         axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
-        if any(axis.sub_axis_info is not None for axis in axes):
-            raise ValueError("one of its values is split along a part of an axis")
-        parts.append(tuple(axis.name for axis in axes))
-    return P(*[axes[0] if len(axes) == 1 else axes or None for axes in parts])
+        is_whole = all(axis.sub_axis_info is None for axis in axes)
+        entries.append(tuple(axis.name for axis in axes) if is_whole else ())
+    return P(*entries)

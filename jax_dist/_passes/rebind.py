@@ -23,11 +23,7 @@ _Evaluate: TypeAlias = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on valu
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
-def evaluate(
-    jaxpr: Any,
-    args: Sequence[Any],
-    handler_of: _HandlerOf = lambda _: None,
-) -> Values:
+def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _: None) -> Values:
     """Return the results of a jaxpr, with each equation bound again in the current context.
 
     Args:

@@ -29,19 +29,7 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
       arrays: the ones to name. Those that `fun` does not reach are not in the result.
     """
     names: dict[Identity, tuple[str, str]] = {}
-    for holder, name, leaf in _reachable_leaves(fun):
-        is_array = isinstance(leaf, jax.Array | np.ndarray)
-        identity = array_identity(leaf) if is_array else None
-        if identity in arrays and identity not in names:
-            names[identity] = name, definition(holder)
-        if len(names) == len(arrays):
-            break
-    return names
-
-
-def _reachable_leaves(fun: Callable) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (function, name in it, leaf) for `fun` and all that it reaches, breadth-first."""
-    queue = [fun]
+    queue = [fun]  # breadth-first
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     for holder in queue:
         for variable_name, variable in _variables(holder):
@@ -49,8 +37,14 @@ def _reachable_leaves(fun: Callable) -> Iterator[tuple[Any, str, Any]]:
                 if callable(leaf) and id(leaf) not in seen and len(seen) < _FUNCTIONS:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
-                if name:  # "" is what users have no name for
-                    yield holder, name, leaf
+                # "" is the name of what users have no name for.
+                is_named_array = name and isinstance(leaf, jax.Array | np.ndarray)
+                identity = array_identity(leaf) if is_named_array else None
+                if identity in arrays:
+                    names.setdefault(identity, (name, definition(holder)))
+        if len(names) == len(arrays):
+            break
+    return names
 
 
 def _variables(fun: Any) -> Iterator[tuple[str, Any]]:

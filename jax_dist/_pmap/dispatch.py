@@ -26,10 +26,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._front import Front, is_staged
 from jax_dist._passes import captures, interpreter
-from jax_dist._passes.captures import Lifted, Placements, Watch
-from jax_dist._passes.constants import put_copy
-from jax_dist._passes.fronts import Front, is_staged
+from jax_dist._passes.captures import Lifted, Watch
 from jax_dist._passes.gathers import plan_gathers
 from jax_dist._pmap import axes, emission, meshes, placement
 from jax_dist._pmap.body import Call, any_tracer, type_of
@@ -72,7 +71,7 @@ class Dispatcher:
         self._fun = fun
         self._placed = placement.PlacementCache()
         self._watch = Watch(options.fun_name)
-        self._placements = Placements()
+        self._capture_copies = placement.CaptureCopies()
         self._jits: dict[Any, Any] = {}
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
         self._front = Front(
@@ -330,8 +329,8 @@ class Dispatcher:
 
     def _place_captures(self, signature: Signature, layout: Layout) -> tuple[Any, ...]:
         everywhere = NamedSharding(layout.mesh, P())
-        put = lambda value: put_copy(value, everywhere)
-        return self._placements.get(signature.lifted, layout.mesh, put)
+        put = lambda value: placement.put_copy(value, everywhere)
+        return self._capture_copies.get(signature.lifted, layout.mesh, put)
 
     def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call it under `jax.disable_jit`, or to find where a NaN comes from."""

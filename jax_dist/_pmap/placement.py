@@ -6,7 +6,7 @@ those of the data inside: `[*s]` as `[*s, n]`.
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat import Device
+from jax_dist._front import is_staged
+from jax_dist._passes.captures import Lifted
 from jax_dist._passes.constants import is_key
-from jax_dist._passes.fronts import is_staged
 from jax_dist._pmap import meshes
 from jax_dist.errors import ArgumentError
 
@@ -287,6 +288,47 @@ class PlacementCache:
             original = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
             self._moved[key] = (original, copy)
         return copy, True
+
+
+class CaptureCopies:
+    """The copies of captured arrays on devices, which the programs of one function share."""
+
+    def __init__(self):
+        # With the originals, for the identity of jax arrays is their key.
+        self._copies: dict[Hashable, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+
+    def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return the captured arrays on devices, with `where` for a key; `place` puts one there."""
+        key = (lifted.key, where)
+        if key not in self._copies:
+            self._copies[key] = lifted.values, tuple(map(place, lifted.values))
+        return self._copies[key][1]
+
+
+def put_copy(value: Any, where: Sharding | None) -> Any:
+    """Return a copy with the sharding `where`, in buffers that no owner can donate or delete.
+
+    `where` is None for the default device. A global array of several processes is resharded. A
+    value of this process alone goes to its own devices of `where`, and each process may have
+    another one, as with constants of a program. On devices that only compile, the type is returned.
+    """
+    kind = jax.typeof(value)
+    if where is not None and any(map(_compat.is_compile_only, where.device_set)):
+        return jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=where
+        )
+    if is_key(value):  # JAX sends no keys to other processes
+        return with_data(value, lambda data: put_copy(data, where))
+    is_jax = isinstance(value, jax.Array)
+    is_global = is_jax and not value.is_fully_addressable
+    if where is not None and not (where.is_fully_addressable or is_global):
+        # `device_put` would first compare the values of all processes, and wait for them.
+        host = np.array(value, kind.dtype)
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+    if is_jax:  # copied where it is, for device_put to other devices may share buffers
+        current = value.sharding if value.committed else None
+        value = jax.device_put(value, current, may_alias=False)
+    return jax.device_put(value, where)
 
 
 def copy_if_aliased(tree: Any, where: Sharding) -> Any:

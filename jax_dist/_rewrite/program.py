@@ -19,19 +19,17 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._calls import warn_user
+from jax_dist._front import Front, is_staged
 from jax_dist._multihost.agreement import Fingerprint
 from jax_dist._passes import PassFinding, PassPlan, interpreter
 from jax_dist._passes.captures import (
     Captures,
     Lifted,
-    Placements,
     Watch,
     is_lifted_outside,
     lift,
     tracing,
 )
-from jax_dist._passes.constants import put_copy
-from jax_dist._passes.fronts import Front, is_staged
 from jax_dist._passes.gathers import Gathers, plan_gathers
 from jax_dist._passes.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._passes.propagation import find_meshes, meshes_of
@@ -67,7 +65,7 @@ class _Trace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Program:
+class Program:
     """A trace after the passes."""
 
     trace: _Trace
@@ -77,7 +75,8 @@ class _Program:
 
     @property
     def mesh(self) -> Mesh | None:
-        return self.meshes[0] if len(self.meshes) == 1 else None
+        """One of the meshes: of several processes if there is one, as it has all devices."""
+        return max(self.meshes, key=lambda mesh: mesh.is_multi_process, default=None)
 
 
 class RewrittenProgram:
@@ -96,22 +95,22 @@ class RewrittenProgram:
         self._jit_options = _compat.JitOptions.read(fun)
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._watch = Watch(name)
-        self._placements = Placements()
+        self._capture_copies = placement.CaptureCopies()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._traces: dict[ClosedJaxpr, _Trace] = {}
-        self._programs: dict[tuple[_Trace, tuple[Mesh, ...], _Shardings], _Program] = {}
-        self._jits: dict[tuple[_Program, bool], Any] = {}
+        self._programs: dict[tuple[_Trace, tuple[Mesh, ...], _Shardings], Program] = {}
+        self._jits: dict[tuple[Program, bool], Any] = {}
         self.front = Front(
             name,
             self._call_anew,
-            rerun=lambda args, kwargs: self._evaluate(self._find(args, kwargs), (), args, kwargs),
+            rerun=lambda args, kwargs: self._evaluate(self.find(args, kwargs), (), args, kwargs),
             without_jit=lambda args, kwargs: self.fun(*args, **kwargs),
             static_argnums=self._jit_options.static_argnums,
             static_argnames=self._jit_options.static_argnames,
         )
 
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
-        program = self._find(args, kwargs)
+        program = self.find(args, kwargs)
         captured = self._place_captures(program)
         args = (captured, *args) if captured else args
         lowered = self._jit(program, takes_captures=bool(captured)).lower(*args, **kwargs)
@@ -119,12 +118,7 @@ class RewrittenProgram:
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
-        return self._jit(self._find(args, kwargs), takes_captures=False).trace(*args, **kwargs)
-
-    def explain(self, args: _Args, kwargs: _Kwargs) -> tuple[Lifted, tuple[PassFinding, ...]]:
-        """Return the program before the passes, and all findings."""
-        program = self._find(args, kwargs)
-        return program.trace.lifted, program.findings
+        return self._jit(self.find(args, kwargs), takes_captures=False).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
@@ -133,7 +127,7 @@ class RewrittenProgram:
 
         Returns the results, what the front is to remember (or None), and whether that is stale.
         """
-        program = self._find(args, kwargs)
+        program = self.find(args, kwargs)
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(program, args, kwargs), None, False
         for mesh in program.meshes:
@@ -145,12 +139,12 @@ class RewrittenProgram:
             if mesh is None:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
-        results, _, _ = self._run(self._find(args, kwargs), args, kwargs)
+        results, _, _ = self._run(self.find(args, kwargs), args, kwargs)
         return results, None, False
 
-    def _stage(self, program: _Program, args: _Args, kwargs: _Kwargs) -> Any:
+    def _stage(self, program: Program, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        if program.trace.routes and program.mesh is None and jax.device_count() > 1:
+        if program.trace.routes and not program.meshes and jax.device_count() > 1:
             warn_user(
                 f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: "
                 "in a jit, grad or vmap around it, arguments do not show their mesh. Give it by "
@@ -161,7 +155,7 @@ class RewrittenProgram:
             self._watch.warn_of(program.trace.lifted.captures, lifted=False)
         return self._jit(program, takes_captures=False)(*args, **kwargs)
 
-    def _run(self, program: _Program, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+    def _run(self, program: Program, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
         """Run a program on arrays; see `_call_anew` for the results."""
         captured, mesh = self._place_captures(program), program.mesh
         self._watch.warn_of(program.trace.lifted.captures, lifted=True)
@@ -172,16 +166,12 @@ class RewrittenProgram:
         jitted = self._jit(program, takes_captures=bool(captured))
         return _compat.run_jit(jitted, captured, args, kwargs)
 
-    def _place_captures(self, program: _Program) -> tuple[Any, ...]:
+    def _place_captures(self, program: Program) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices that it runs on."""
-        mesh = program.mesh
-        if mesh is None and jax.process_count() > 1:
-            # One with devices of other processes too, where arrays of this one cannot be used.
-            mesh = next((mesh for mesh in program.meshes if mesh.is_multi_process), None)
-        place = lambda value: _place_capture(value, mesh)
-        return self._placements.get(program.trace.lifted, mesh, place)
+        place = lambda value: _place_capture(value, program.mesh)
+        return self._capture_copies.get(program.trace.lifted, program.mesh, place)
 
-    def _agree(self, program: _Program, mesh: Mesh, arguments: tuple[_Args, _Kwargs]) -> None:
+    def _agree(self, program: Program, mesh: Mesh, arguments: tuple[_Args, _Kwargs]) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
         results = jax.tree.unflatten(program.trace.out_tree, program.jaxpr.out_avals)
         fingerprint = Fingerprint.take((*arguments, results))
@@ -195,7 +185,7 @@ class RewrittenProgram:
 
     # ---- from the user's function to its program
 
-    def _find(self, args: _Args, kwargs: _Kwargs) -> _Program:
+    def find(self, args: _Args, kwargs: _Kwargs) -> Program:
         """Return the program for arguments of these types and shardings; values do not matter."""
         trace = self._trace_user(args, kwargs)
         leaf_shardings = [
@@ -254,31 +244,23 @@ class RewrittenProgram:
 
     def _run_passes(
         self, trace: _Trace, meshes: tuple[Mesh, ...], shardings: _Shardings
-    ) -> _Program:
+    ) -> Program:
         """Return the program after all passes, in their order."""
-        options, lifted = self.options, trace.lifted
-        passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
+        options, plan = self.options, PassPlan(trace.lifted.jaxpr, trace.findings)
         if jax.process_count() == 1:
-            passes.append(lambda jaxpr: remesh.plan_remesh(jaxpr, options.mesh))
+            plan = plan.then(remesh.plan_remesh, options.mesh)
         if trace.routes:
             replicated = NamedSharding(meshes[0], P()) if len(meshes) == 1 else None
-            in_shardings = (*[replicated] * len(lifted.values), *shardings)
-            passes.append(
-                lambda jaxpr: plan_partitioning(
-                    jaxpr, meshes=meshes, in_shardings=in_shardings, specs=options.specs
-                )
+            of_inputs = (*[replicated] * len(trace.lifted.values), *shardings)
+            plan = plan.then(
+                plan_partitioning, meshes=meshes, in_shardings=of_inputs, specs=options.specs
             )
         if options.gathers != "keep":
-            is_exact = options.gathers == "exact"
-            passes.append(lambda jaxpr: plan_gathers(jaxpr, exact=is_exact))
-        jaxpr, findings = lifted.jaxpr, [*trace.findings]
-        for run_pass in passes:
-            plan = run_pass(jaxpr)
-            jaxpr = plan.jaxpr or jaxpr
-            findings += plan.findings
-        return _Program(trace, jaxpr, tuple(findings), meshes)
+            plan = plan.then(plan_gathers, exact=options.gathers == "exact")
+        assert plan.jaxpr is not None
+        return Program(trace, plan.jaxpr, plan.findings, meshes)
 
-    def _jit(self, program: _Program, *, takes_captures: bool) -> Any:
+    def _jit(self, program: Program, *, takes_captures: bool) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, or in it."""
         key = program, takes_captures
         if key not in self._jits:
@@ -304,7 +286,7 @@ class RewrittenProgram:
         return self._jits[key]
 
     def _evaluate(
-        self, program: _Program, captured: Sequence[Any], args: _Args, kwargs: _Kwargs
+        self, program: Program, captured: Sequence[Any], args: _Args, kwargs: _Kwargs
     ) -> Any:
         """Evaluate a program on the user's arguments; `captured` is empty for constants."""
         inputs = [*(captured or program.trace.lifted.values), *self._dynamic_leaves(args, kwargs)]
@@ -331,10 +313,9 @@ def _describe_leaf(leaf: Any) -> Any:
 
 def _place_capture(value: Any, mesh: Mesh | None) -> Any:
     """Return a captured array on the devices of the program: replicated, if it is on one device."""
-    is_array = isinstance(value, jax.Array)
-    if is_array and len(value.sharding.device_set) > 1:
-        return put_copy(value, value.sharding)  # the user has said where
-    if mesh is not None:
-        return put_copy(value, NamedSharding(mesh, P()))
-    # Once, and not in each call; tied to a device as before.
-    return put_copy(value, value.sharding if is_array and value.committed else None)
+    where = None if mesh is None else NamedSharding(mesh, P())
+    if isinstance(value, jax.Array):
+        is_spread = len(value.sharding.device_set) > 1  # the user has said where
+        if is_spread or (mesh is None and value.committed):
+            where = value.sharding
+    return placement.put_copy(value, where)

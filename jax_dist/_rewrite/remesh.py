@@ -7,6 +7,7 @@ devices; the arrays that go in and out lie on the caller's mesh, under the calle
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,17 +33,20 @@ class _PmapSite:
     """One pmap in a traced program: jit(shard_map), over one axis of a mesh of its own."""
 
     eqn: JaxprEqn
+    mesh: Any  # jax.sharding.Mesh, or AbstractMesh
     axis: str
+    size: int  # of the axis
     where: str  # "train.py:12"
     of_jax: bool  # made by jax.pmap, not by ours
 
     @property
-    def mesh(self) -> Any:  # jax.sharding.Mesh, or AbstractMesh
-        return self.eqn.params["mesh"]
-
-    @property
     def devices(self) -> list[Device]:  # empty if the mesh names none
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
+
+    def axes_that_fit(self, mesh: Mesh) -> list[str]:
+        """Return the axes of the mesh that are as long, the one of the same name first."""
+        fitting = [axis for axis, size in mesh.shape.items() if size == self.size]
+        return sorted(fitting, key=lambda axis: axis != self.axis)
 
 
 # Where the bodies of pmaps are defined, which `func_src_info` says: "_fun at .../pmap.py:410".
@@ -62,12 +66,11 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
             for body in interpreter.bodies(eqn):
                 sites += _find_pmaps(body, (*around, eqn))
             continue
-        axes = tuple(eqn.params["newly_manual_axes"])
+        mesh, axes = eqn.params["mesh"], tuple(eqn.params["newly_manual_axes"])
         source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
-        file = next((file for file in _FILES if file in source), None)
-        if file and len(axes) == 1 and not eqn.params["check_vma"]:
-            line = interpreter.user_line_of(eqn, around)
-            sites.append(_PmapSite(eqn, axes[0], line, of_jax=file == _FILE_OF_JAX))
+        if any(f in source for f in _FILES) and len(axes) == 1 and not eqn.params["check_vma"]:
+            line, of_jax = interpreter.user_line_of(eqn, around), _FILE_OF_JAX in source
+            sites.append(_PmapSite(eqn, mesh, axes[0], mesh.shape[axes[0]], line, of_jax))
     return sites
 
 
@@ -81,14 +84,14 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     handlers: dict[int, Handler] = {}  # by the identity of the equation
     findings = []
     for site in _find_pmaps(jaxpr):
-        pmap = f"the pmap over '{site.axis}' of size {site.mesh.shape[site.axis]}"
+        pmap = f"the pmap over '{site.axis}' of size {site.size}"
         if mesh is None:
             outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
         elif why := _reason_to_stay(site, mesh):
             outcome, what = "refused", f"{pmap} stays"
         else:
-            axis = _fitting_axes(site, mesh)[0]
-            handlers[id(site.eqn)] = _handler(site, mesh, axis)
+            axis = site.axes_that_fit(mesh)[0]
+            handlers[id(site.eqn)] = functools.partial(_emit_on, mesh, axis, site)
             outcome, what = "rewritten", f"{pmap}: a shard_map over '{axis}' of the mesh"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
     changed = interpreter.replace_equations(jaxpr, handlers) if handlers else None
@@ -103,53 +106,40 @@ def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
         return "the mesh has axes that are not Auto, on which shardings are types"
     if len(site.mesh.axis_names) > 1:
         return "it has a pmap inside"
-    if not _fitting_axes(site, mesh):
-        size, axis = site.mesh.shape[site.axis], site.axis
-        sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-        return f"no axis of the mesh ({sizes}) has the size {size} of '{axis}'"
-    return ""
+    if site.axes_that_fit(mesh):
+        return ""
+    sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
+    return f"no axis of the mesh ({sizes}) has the size {site.size} of '{site.axis}'"
 
 
-def _fitting_axes(site: _PmapSite, mesh: Mesh) -> list[str]:
-    """Return the axes of the mesh that are as long as that of a pmap, the one of its name first."""
-    fitting = [axis for axis in mesh.shape if mesh.shape[axis] == site.mesh.shape[site.axis]]
-    return sorted(fitting, key=lambda axis: axis != site.axis)
+def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Values) -> Values:
+    """Emit a pmap over an axis of the mesh, in the place of its equation; return its results.
 
-
-def _handler(site: _PmapSite, mesh: Mesh, axis: str) -> Handler:
-    """Return the function that emits a pmap over an axis of the mesh, in the place of its equation.
-
-    The mesh that it is emitted on, `pmap_mesh`, is `mesh` with the name of the pmap for this axis.
+    The shard_map is on the same devices, with the pmap's name for the axis.
     """
     names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
     pmap_mesh = _compat.auto_mesh(mesh.devices, names)
     # With equal names and sizes, the types in the body hold as they are; else it is traced again.
     keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
-    inner = site.eqn.params["jaxpr"]
     evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
+    params = eqn.params
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
         """Shard values on the caller's mesh, where the axis of the pmap has another name."""
         renamed = [P(*[axis if part == site.axis else part for part in spec]) for spec in specs]
-        return [
-            lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
-            for value, spec in zip(values, renamed, strict=True)
-        ]
+        pairs = zip(values, renamed, strict=True)
+        return [lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) for x, spec in pairs]
 
-    def emit(eqn: JaxprEqn, values: Values) -> Values:
-        params = eqn.params
-        operands = constrain(values, params["in_specs"])
-        with meshes.context_of(pmap_mesh):
-            results = jax.shard_map(
-                lambda *blocks: evaluate(inner, blocks),
-                mesh=pmap_mesh,
-                in_specs=tuple(params["in_specs"]),
-                out_specs=list(params["out_specs"]),
-                check_vma=False,
-            )(*operands)
-        return constrain(results, params["out_specs"])
-
-    return emit
+    operands = constrain(values, params["in_specs"])
+    with meshes.context_of(pmap_mesh):
+        results = jax.shard_map(
+            lambda *blocks: evaluate(params["jaxpr"], blocks),
+            mesh=pmap_mesh,
+            in_specs=tuple(params["in_specs"]),
+            out_specs=list(params["out_specs"]),
+            check_vma=False,
+        )(*operands)
+    return constrain(results, params["out_specs"])
 
 
 def put_on(mesh: Mesh, tree: Any) -> Any:
@@ -212,14 +202,11 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
 
     Such a one was not intercepted: it is in the cached trace of a jit inside.
     """
-    if jax.process_count() == 1:
-        return
     here = jax.process_index()
-    for site in _find_pmaps(jaxpr):
+    for site in _find_pmaps(jaxpr) if jax.process_count() > 1 else ():
         if site.of_jax and all(device.process_index == here for device in site.devices):
-            where = site.where or "an unknown line"
             raise ArgumentError(
-                f"The jax.pmap over '{site.axis}' at {where} sees the devices of this process "
-                "only, for a jax.jit around it was traced before. Call clear_cache() on that jit "
-                "first, or use jax_dist.pmap in it."
+                f"The jax.pmap over '{site.axis}' at {site.where or 'an unknown line'} sees the "
+                "devices of this process only, for a jax.jit around it was traced before. Call "
+                "clear_cache() on that jit first, or use jax_dist.pmap in it."
             )

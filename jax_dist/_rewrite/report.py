@@ -5,6 +5,7 @@ between two processes, differs in the key. Some of it shows in a single process:
 objects, and captured arrays. Some does not: an order taken from a set, random names.
 """
 
+import collections
 import dataclasses
 import json
 import re
@@ -32,15 +33,15 @@ def find_key_causes(lowered: jax.stages.Lowered, captured: Sequence[str]) -> tup
 
     `captured` are the names of the arrays that are part of the program.
     """
-    text = lowered.as_text()
-    callback = re.search(r"stablehlo\.custom_call @\w*python\w*callback\(", text)
-    causes = {
-        "custom-partitioning": "@CustomSPMDPartitioning(" in text,
-        "host-callback": callback and not _compat.CACHES_HOST_CALLBACKS,
-        "captured-array": bool(captured),
-    }
-    details = {"captured-array": tuple(captured)}
-    return tuple(Cause(name, details.get(name, ())) for name, is_seen in causes.items() if is_seen)
+    text, causes = lowered.as_text(), []
+    if "@CustomSPMDPartitioning(" in text:
+        causes.append(Cause("custom-partitioning", ()))
+    has_callback = re.search(r"stablehlo\.custom_call @\w*python\w*callback\(", text)
+    if has_callback and not _compat.CACHES_HOST_CALLBACKS:
+        causes.append(Cause("host-callback", ()))
+    if captured:
+        causes.append(Cause("captured-array", tuple(captured)))
+    return tuple(causes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -59,17 +60,15 @@ class Report:
     @property
     def summary(self) -> str:
         """Return what was done, and the bytes moved between devices before and after."""
-        outcomes = [finding.outcome for finding in self.findings]
-        actions = [array.action for array in self.captured]
-        kinds = [kind for kind in get_args(Outcome) if kind in outcomes]
-        counts = [f"{outcomes.count(kind)} {kind}" for kind in kinds]
-        for action in dict.fromkeys(actions):
-            counts.append(f"{counted(actions.count(action), 'array')} {action}")
-        before, after = self.before.moved_bytes, self.after.moved_bytes
-        change = f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
-        if round(before) == round(after):
-            moved = f"{human_bytes(after)} moved per step"
-            change = moved if round(after) else "nothing moved between devices"
+        outcomes = collections.Counter(finding.outcome for finding in self.findings)
+        actions = collections.Counter(array.action for array in self.captured)
+        counts = [f"{outcomes[kind]} {kind}" for kind in get_args(Outcome) if kind in outcomes]
+        counts += [f"{counted(count, 'array')} {action}" for action, count in actions.items()]
+        before, after = map(human_bytes, (self.before.moved_bytes, self.after.moved_bytes))
+        change = f"{before} -> {after} moved per step"
+        if round(self.before.moved_bytes) == round(self.after.moved_bytes):
+            is_zero = round(self.after.moved_bytes) == 0
+            change = "nothing moved between devices" if is_zero else f"{after} moved per step"
         return f"{', '.join(counts) or 'nothing to rewrite'}; {change}"
 
     def to_dict(self) -> dict[str, object]:
@@ -144,17 +143,14 @@ def _before_and_after(before: Any, after: Any) -> list[tuple[str, Any]]:
     return [("", after)] if before == after else [("before", before), ("after", after)]
 
 
-_SIZES = {
-    "StableHLO text": "stablehlo_bytes",
-    "constants in it": "constants_bytes",
-    "arguments": "argument_bytes",
-    "results": "output_bytes",
-    "peak of temporary memory": "temp_bytes",
-}
-
-
 def _program_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    for what, field in _SIZES.items():
+    for what, field in {
+        "StableHLO text": "stablehlo_bytes",
+        "constants in it": "constants_bytes",
+        "arguments": "argument_bytes",
+        "results": "output_bytes",
+        "peak of temporary memory": "temp_bytes",
+    }.items():
         sizes = [getattr(program, field) for program in (report.before, report.after)]
         yield what, *["unknown" if n is None else human_bytes(n) for n in sizes]
 

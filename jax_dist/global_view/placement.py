@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._passes.constants import is_key, put_copy
+from jax_dist._passes.constants import is_key
 from jax_dist._passes.interpreter import names_of
 from jax_dist._pmap.body import type_of
 from jax_dist._pmap.options import Options
-from jax_dist._pmap.placement import shard
+from jax_dist._pmap.placement import put_copy, shard
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.mesh_axes import MeshAxes
 from jax_dist.global_view.report import Leaf

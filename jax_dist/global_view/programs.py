@@ -15,12 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._passes.constants import put_copy
 from jax_dist._passes.uniformity import cut_along
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Call, type_of
-from jax_dist._pmap.placement import put_as_jit_would
+from jax_dist._pmap.placement import put_as_jit_would, put_copy
 from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import placement
 from jax_dist.global_view.analysis import AxisAnalysis

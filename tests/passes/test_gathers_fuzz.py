@@ -35,7 +35,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
     assert sum(changed) >= 25
 
 
-def _as_if_all_were_the_same(body, atoms, facts):
+def _as_if_all_were_the_same(body, atoms):
     return [body.region.scope] * len(atoms)
 
 
