@@ -210,8 +210,8 @@ class _Walk:
         (jaxpr,) = bodies(eqn)
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
-        with body.inline(jaxpr, values) as opened:
-            self._add_equations(opened, body.same_of(eqn.invars), body)
+        opened = body.enter(jaxpr, values)
+        self._add_equations(opened, body.same_of(eqn.invars), body)
         body.facts, body.jax_call = facts, jax_call
         body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 

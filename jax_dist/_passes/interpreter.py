@@ -249,7 +249,6 @@ class Builder:
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
         self.is_changed = False
-        self._depth = 0  # how many jaxprs are being inlined, one in the other
 
     def read_all(self, atoms: Sequence[Atom]) -> list[Any]:
         """Return what each atom became."""
@@ -257,19 +256,14 @@ class Builder:
         return [atom if isinstance(atom, Literal) else env.get(atom, atom) for atom in atoms]
 
     def copy(self, eqn: JaxprEqn, invars: Sequence[Any], **fields: Any) -> None:
-        """Add an equation with the operands `invars` and, if need be, new result variables."""
+        """Add an equation with the operands `invars`, new result variables, and changed fields."""
         # New ones, because a jit may be inlined twice, and operands may be on another mesh now.
-        if self._depth > 0 or self.is_changed:
-            outvars = [Var(_drop_mesh(var.aval)) for var in eqn.outvars]
-            self.env.update(zip(eqn.outvars, outvars, strict=True))
-            eqn = eqn.replace(invars=list(invars), outvars=outvars, **fields)
-        elif not all(map(operator.is_, invars, eqn.invars)):
-            eqn = eqn.replace(invars=list(invars))
-        self.eqns.append(eqn)
+        outvars = [Var(_drop_mesh(var.aval)) for var in eqn.outvars]
+        self.env.update(zip(eqn.outvars, outvars, strict=True))
+        self.eqns.append(eqn.replace(invars=list(invars), outvars=outvars, **fields))
 
-    @contextlib.contextmanager
-    def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
-        """Open `jaxpr` for a caller that copies its equations, with `atoms` for its inputs.
+    def enter(self, jaxpr: Any, atoms: Sequence[Any]) -> Jaxpr:
+        """Return `jaxpr`, opened, for a caller that copies its equations; `atoms` are its inputs.
 
         Its constants become literals, as a body has no constants of its own.
         """
@@ -277,15 +271,13 @@ class Builder:
         self.env.update(zip(opened.invars, atoms, strict=True))
         for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
             self.env[var] = Literal(constant, var.aval)
-        self._depth += 1
-        yield opened
-        self._depth -= 1
+        return opened
 
     def add(self, jaxpr: Any, atoms: Sequence[Atom], **fields: Any) -> list[Atom]:
         """Add the equations of a jaxpr that is called with `atoms`; return its results."""
-        with self.inline(jaxpr, atoms) as opened:
-            for eqn in opened.eqns:
-                self.copy(eqn, self.read_all(eqn.invars), **fields)
+        opened = self.enter(jaxpr, atoms)
+        for eqn in opened.eqns:
+            self.copy(eqn, self.read_all(eqn.invars), **fields)
         return self.read_all(opened.outvars)
 
     def add_changed(self, eqns: Sequence[JaxprEqn], change: "Change", *, in_bodies: bool) -> None:
@@ -336,8 +328,8 @@ def inline_calls(
         if not is_inlined(eqn):
             return None
         (called,) = bodies(eqn)
-        with builder.inline(called, builder.read_all(eqn.invars)) as opened:
-            builder.add_changed(opened.eqns, inline, in_bodies=in_bodies)
+        opened = builder.enter(called, builder.read_all(eqn.invars))
+        builder.add_changed(opened.eqns, inline, in_bodies=in_bodies)
         return builder.read_all(opened.outvars)
 
     return rebuild(jaxpr, inline, in_bodies=in_bodies)
