@@ -147,9 +147,7 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
 
 
 def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
-    """Have a lowered program pass its first argument, if it has these, as JAX does constants."""
-    if not values:
-        return lowered
+    """Have a lowered program pass its first argument, these arrays, as JAX does constants."""
     private: Any = lowered
     (_, *args), kwargs = private.args_info
     private.args_info = (tuple(args), kwargs)

@@ -1,17 +1,20 @@
 """The C++ fast path of a decorated function, and calls that wait for their result on CPU."""
 
 import itertools
+import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jax_dist import _compat
+from jax_dist._calls import definition
 
 _P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 # Not written in `__slots__` itself, where it would hide the method `__call__` from type checkers.
@@ -30,6 +33,7 @@ class Decorated(Generic[_P, _R]):
     """
 
     __slots__ = (*_CALL_SLOT, "__dict__", "__name__", "__qualname__", "__weakref__", "__wrapped__")
+    _kind = ""  # for the text of such a function
     if TYPE_CHECKING:  # at run time, this would be a second definition of the slot
 
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
@@ -43,6 +47,19 @@ class Decorated(Generic[_P, _R]):
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         for name, default in {"__module__": None, "__doc__": None, "__annotations__": {}}.items():
             self.__dict__[name] = getattr(fun, name, default)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "Decorated[_P, _R]": ...
+    @overload
+    def __get__(
+        self: "Decorated[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        location = definition(self.__wrapped__)
+        return f"<{self._kind} of {self.__qualname__}{f' at {location}' if location else ''}>"
 
 
 class Front:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import (
     Any,
-    Concatenate,
     ParamSpec,
     Protocol,
     TypedDict,
@@ -22,7 +21,6 @@ from typing import (
 
 import jax
 
-from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._front import Decorated
 from jax_dist._passes.captures import Captures
@@ -218,6 +216,7 @@ class Mapped(Decorated[_P, _R]):
     """
 
     __slots__ = ("_dispatcher", "_options")
+    _kind = "jax_dist.pmap.Mapped"  # chex recognizes functions that JAX traces by "pmap." in this
 
     def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, options: Options):
         super().__init__(fun)
@@ -244,21 +243,6 @@ class Mapped(Decorated[_P, _R]):
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the types of the results for these arguments; nothing is compiled."""
         return self.trace(*args, **kwargs).out_info
-
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
-    @overload
-    def __get__(
-        self: "Mapped[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
-    ) -> Callable[_Q, _R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        location = definition(self.__wrapped__)
-        at_location = f" at {location}" if location else ""
-        # chex recognizes functions that JAX traces by "pmap." in this text.
-        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{at_location}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
         return self

@@ -4,7 +4,6 @@ For a report both programs, as it was and rewritten, are compiled and measured, 
 """
 
 import dataclasses
-import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
@@ -13,7 +12,6 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
-from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._front import Decorated
 from jax_dist._hlo import ProgramCost
@@ -38,19 +36,12 @@ class Rewritten(Decorated[_P, _R]):
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
     __slots__ = ("_program",)
+    _kind = "jax_dist.rewrite"
 
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
         self._program = RewrittenProgram(fun, axes.function_name(fun), options)
         self._program.front.serve(self)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Bind as a method."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        where = definition(self.__wrapped__)
-        return f"<jax_dist.rewrite of {self.__qualname__}{f' at {where}' if where else ''}>"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments."""
@@ -127,17 +118,21 @@ def _check(fun: object, options: RewriteOptions) -> None:
     mesh, specs = options.mesh, options.specs
     if not callable(fun):
         raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
-    if mesh is not None and not isinstance(mesh, Mesh):
-        raise ArgumentError(f"mesh= of rewrite must be a jax.sharding.Mesh, not {mesh!r}.")
+    checks = {  # by the name of an option: whether it is valid, and what it must be
+        "mesh": (mesh is None or isinstance(mesh, Mesh), "a jax.sharding.Mesh"),
+        "specs": (
+            specs is None or isinstance(specs, Mapping),
+            "a dict {'name of the op': (in_specs, out_specs)}",
+        ),
+    }
     kinds = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
     for name, kind in kinds.items():
-        value = getattr(options, name)
-        if value not in get_args(kind):
-            choices = ", ".join(map(repr, get_args(kind)))
-            raise ArgumentError(f"{name}= of rewrite must be one of {choices}, not {value!r}.")
-    if specs is not None and not isinstance(specs, Mapping):
-        form = "{'name of the op': (in_specs, out_specs)}"
-        raise ArgumentError(f"specs= of rewrite must be a dict {form}, not {specs!r}.")
+        choices = get_args(kind)
+        checks[name] = getattr(options, name) in choices, f"one of {', '.join(map(repr, choices))}"
+    for name, (is_valid, expected) in checks.items():
+        if not is_valid:
+            value = getattr(options, name)
+            raise ArgumentError(f"{name}= of rewrite must be {expected}, not {value!r}.")
 
 
 def explain(

@@ -107,9 +107,12 @@ class _Site:
 class _Region:
     """The devices that run a body: those along the axes of the shard_maps around it."""
 
-    scope: Same = NOWHERE  # these axes; empty outside of any shard_map
-    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)  # of each axis
+    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)  # of these axes
     check_vma: bool = False  # of the innermost shard_map
+
+    @property
+    def scope(self) -> Same:
+        return frozenset(self.sizes)
 
 
 class _Body(Builder):
@@ -198,9 +201,9 @@ class _Walk:
         inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), region.scope)
         inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
-            mesh, scope = eqn.params["mesh"], self._invariance.inside(eqn, region.scope)
-            new = {axis: mesh.shape[axis] for axis in eqn.params["newly_manual_axes"]}
-            region = _Region(scope, {**region.sizes, **new}, eqn.params["check_vma"])
+            shape, axes = eqn.params["mesh"].shape, eqn.params["newly_manual_axes"]
+            sizes = {**region.sizes, **{axis: shape[axis] for axis in axes}}
+            region = _Region(sizes, eqn.params["check_vma"])
         return with_bodies(
             eqn, lambda inner: self._change_body(name, inner, inputs_by_body[id(inner)], region)
         )

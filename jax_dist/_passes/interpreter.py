@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.core import ShapedArray, eval_jaxpr
+from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
@@ -157,12 +157,10 @@ def read_all(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     """Bind one equation to other values, of other shapes if need be; return its results."""
-    # Through eval_jaxpr of a jaxpr of one equation: it binds any primitive as JAX itself does.
-    invars: list[Any] = [Var(jax.typeof(value)) for value in values]
-    outvars = [Var(var.aval) for var in eqn.outvars]  # new ones, also for unused results
-    moved = eqn.replace(invars=invars, outvars=outvars)
-    single = Jaxpr((), invars, outvars, [moved], eqn.effects, make_debug_info())
-    return eval_jaxpr(single, (), *values)
+    params = eqn.primitive.get_bind_params(eqn.params)  # as `jax.core.eval_jaxpr` does
+    with use_location(eqn):
+        results = eqn.primitive.bind(*values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
@@ -213,15 +211,6 @@ _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:
 source_info_util.register_exclusion(OURS)
 # And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
 _compat.hide_frames(OURS)
-
-
-@functools.cache
-def make_debug_info() -> Any:
-    """Return the debug info of a jaxpr without a function, edited: its class is not public."""
-    made: Any = jax.make_jaxpr(lambda: ())().jaxpr.debug_info
-    return made._replace(
-        traced_for="rewriting", func_src_info="jax_dist", arg_names=None, result_paths=None
-    )
 
 
 def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:

@@ -123,7 +123,7 @@ class Dispatcher:
         args = (captured, *args) if captured else args
         lowered = self._program(context, signature).lower(*args, **kwargs)
         _compat.describe_arguments(lowered, types)
-        return _compat.pass_first_argument(lowered, captured)
+        return _compat.pass_first_argument(lowered, captured) if captured else lowered
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""

@@ -114,7 +114,7 @@ class RewrittenProgram:
         captured = self._place_captures(program)
         args = (captured, *args) if captured else args
         lowered = self._jit(program, takes_captures=bool(captured)).lower(*args, **kwargs)
-        return _compat.pass_first_argument(lowered, captured)
+        return _compat.pass_first_argument(lowered, captured) if captured else lowered
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""

@@ -144,7 +144,7 @@ class Planner:
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
         region_reads = {var for eqns in region_eqns.values() for var in _operands(eqns)}
         for stage, eqns in region_eqns.items():
-            global_steps[stage].append(self._region(eqns, facts, reads, region_reads))
+            global_steps[stage].append(self._region(body, eqns, facts, reads, region_reads))
         return [step for stage in sorted(global_steps) for step in global_steps[stage]]
 
     def _runs_in_region(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
@@ -177,9 +177,14 @@ class Planner:
         return EnteredEquation(eqn, plans, ins, outs, operand_specs(eqn, specs), specs)
 
     def _region(
-        self, eqns: list[JaxprEqn], facts: ValueFacts, reads: Counter[Var], region_reads: set[Var]
+        self,
+        source: Jaxpr,
+        eqns: list[JaxprEqn],
+        facts: ValueFacts,
+        reads: Counter[Var],
+        region_reads: set[Var],
     ) -> Region:
-        """Return the region that runs these equations.
+        """Return the region that runs these equations of a body, `source`.
 
         `reads` counts how often equations and results of the body read a value: it is a result of
         the region if not all of these reads are in it. `region_reads` is what any region reads.
@@ -190,7 +195,8 @@ class Planner:
         inputs = [var for var in reads_here if var not in computed]
         results = [var for var in computed if reads[var] > reads_here[var]]
         effects = frozenset().union(*[eqn.effects for eqn in eqns])
-        body = Jaxpr((), inputs, results, eqns, effects, interpreter.make_debug_info())
+        debug_info = source.debug_info._replace(arg_names=None, result_paths=None)
+        body = Jaxpr((), inputs, results, eqns, effects, debug_info)
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, eqns)) if self.setting.reorders else []
