@@ -20,9 +20,8 @@ from jax_dist._passes.captures import Captures, find_captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._passes.partition import Partitioning, Specs
 from jax_dist._pmap import axes
-from jax_dist._rewrite.diagnostics import find_gradient_sums
 from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
-from jax_dist._rewrite.report import Report, find_key_causes
+from jax_dist._rewrite.report import Report, find_gradient_sums, find_key_causes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 if TYPE_CHECKING:

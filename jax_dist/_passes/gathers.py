@@ -103,32 +103,26 @@ class _Site:
         return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "rewritten", what, "", line)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Region:
-    """The devices that run a body: those along the axes of the shard_maps around it."""
-
-    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)  # of these axes
-    check_vma: bool = False  # of the innermost shard_map
-
-    @property
-    def scope(self) -> Same:
-        return frozenset(self.sizes)
-
-
 class _Body(Builder):
-    """A body that is being changed; those of jits in it are written out in their place."""
+    """A body that is being changed; those of jits in it are written out in their place.
 
-    def __init__(self, source: Any, region: _Region):
+    Args:
+      source: the jaxpr that is changed.
+      sizes: of the axes of the shard_maps around it.
+      check_vma: of the innermost of these.
+    """
+
+    def __init__(self, source: Any, sizes: Mapping[Any, int], *, check_vma: bool):
         super().__init__(source)
-        self.region = region
+        self.sizes, self.check_vma = sizes, check_vma
+        self.scope: Same = frozenset(sizes)
         self.facts: Facts = {}  # along which axes values of the jaxpr that is walked are the same
         # The outermost call of a function of JAX's own around it: its line is the user's.
         self.jax_call: JaxprEqn | None = None
 
     def same_of(self, atoms: Sequence[Atom]) -> list[Same]:
         """Return for each atom the axes along which all devices hold the same."""
-        scope = self.region.scope
-        return [self.facts[atom] if isinstance(atom, Var) else scope for atom in atoms]
+        return [self.facts[atom] if isinstance(atom, Var) else self.scope for atom in atoms]
 
 
 class _Walk:
@@ -155,17 +149,18 @@ class _Walk:
         """Return the program without the gathers that no walk so far has found to be kept."""
         for site in self.sites.values():
             site.reductions.clear()
-        return self._change_body("program", jaxpr, [NOWHERE] * len(jaxpr.in_avals), _Region())
+        body = _Body(jaxpr, {}, check_vma=False)
+        return self._change_body("program", [NOWHERE] * len(jaxpr.in_avals), body)
 
     # ---- bodies
 
-    def _change_body(self, name: str, jaxpr: Any, inputs: Sequence[Same], region: _Region) -> Any:
-        """Return the body `jaxpr`, changed, of an equation that users know as `name`.
+    def _change_body(self, name: str, inputs: Sequence[Same], body: _Body) -> Any:
+        """Return the jaxpr of a body, changed, of an equation that users know as `name`.
 
         Its results have the types that they had, so a gather that reaches one is kept. `inputs`
         has for each input variable the axes along which it is the same on all devices.
         """
-        opened, body = open_jaxpr(jaxpr), _Body(jaxpr, region)
+        opened = open_jaxpr(body.source)
         self._add_equations(opened, inputs, body)
         outvars = body.read_all(opened.outvars)
         for number, value in enumerate(outvars):
@@ -176,8 +171,7 @@ class _Walk:
 
     def _add_equations(self, opened: Any, inputs: Sequence[Same], body: _Body) -> None:
         """Add the equations of a jaxpr; `inputs` has along which axes each input is the same."""
-        scope = body.region.scope
-        body.facts = self._invariance.facts(opened, inputs, scope)
+        body.facts = self._invariance.facts(opened, inputs, body.scope)
         for eqn in opened.eqns:
             values = body.read_all(eqn.invars)
             has_gather = id(eqn) in self._gathering
@@ -186,7 +180,7 @@ class _Walk:
                 body.copy(eqn, values)
             elif _is_gather(eqn):
                 self._defer(eqn, values, body)
-            elif scope and record_of(eqn).call == "inline":
+            elif body.scope and record_of(eqn).call == "inline":
                 self._inline(eqn, values, body)
             elif has_deferred and not bodies(eqn):
                 self._apply_rule(eqn, values, body)
@@ -197,16 +191,18 @@ class _Walk:
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
-        region, name = body.region, _name_for_users(eqn)
-        inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), region.scope)
+        sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
+        inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), body.scope)
         inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
-            shape, axes = eqn.params["mesh"].shape, eqn.params["newly_manual_axes"]
-            sizes = {**region.sizes, **{axis: shape[axis] for axis in axes}}
-            region = _Region(sizes, eqn.params["check_vma"])
-        return with_bodies(
-            eqn, lambda inner: self._change_body(name, inner, inputs_by_body[id(inner)], region)
-        )
+            shape, check_vma = eqn.params["mesh"].shape, eqn.params["check_vma"]
+            sizes = {**sizes, **{axis: shape[axis] for axis in eqn.params["newly_manual_axes"]}}
+
+        def change(inner: Any) -> Any:
+            new_body = _Body(inner, sizes, check_vma=check_vma)
+            return self._change_body(name, inputs_by_body[id(inner)], new_body)
+
+        return with_bodies(eqn, change)
 
     def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Write out the body of a jit in place: deferred values go in and out of it."""
@@ -322,11 +318,10 @@ class _Walk:
         `compute` is traced once for each `key`, which must tell apart all that it closes over, and
         the types and axes.
         """
-        avals, region = tuple(atom.aval for atom in atoms), body.region
-        sizes = list(region.sizes.items())
-        trace_key = (key, avals, *sizes, region.check_vma, eqn.ctx)
+        avals, sizes = tuple(atom.aval for atom in atoms), list(body.sizes.items())
+        trace_key = (key, avals, *sizes, body.check_vma, eqn.ctx)
         if trace_key not in self._traces:
-            with eqn.ctx.manager, _compat.typed_collectives(check_vma=region.check_vma):
+            with eqn.ctx.manager, _compat.typed_collectives(check_vma=body.check_vma):
                 self._traces[trace_key] = jax.make_jaxpr(
                     lambda *values: compute(list(values)), axis_env=sizes
                 )(*avals)

@@ -79,11 +79,8 @@ def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
 
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
-    """Return the record of a primitive; an empty one of a primitive that a user has defined."""
-    return primitives.RECORDS.get(_compat.name_of(eqn), _NOTHING)
-
-
-_NOTHING = primitives.record("")
+    """Return the record of an equation's primitive; an opaque one if a user has defined it."""
+    return primitives.record(_compat.name_of(eqn))
 
 
 # --- the operands and results of loops and branches in their bodies
@@ -228,13 +225,14 @@ class Builder:
       source: the jaxpr whose inputs and constants it has; it is open or closed as this.
 
     Attributes:
+      source: the same.
       eqns: so far.
       env: what variables of the others became here, if another atom; or a `Deferred` of gathers.
       is_changed: whether the result differs from `source`.
     """
 
     def __init__(self, source: Any) -> None:
-        self._source = source
+        self.source = source
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
         self.is_changed = False
@@ -283,9 +281,9 @@ class Builder:
 
     def finish(self, outvars: Sequence[Atom]) -> Any:
         """Return the jaxpr."""
-        new = open_jaxpr(self._source).replace(eqns=self.eqns, outvars=outvars)
-        is_closed = isinstance(self._source, core.ClosedJaxpr)
-        return core.ClosedJaxpr(new, self._source.consts) if is_closed else new
+        new = open_jaxpr(self.source).replace(eqns=self.eqns, outvars=outvars)
+        is_closed = isinstance(self.source, core.ClosedJaxpr)
+        return core.ClosedJaxpr(new, self.source.consts) if is_closed else new
 
 
 # Adds the replacement of an equation to a builder, and returns its results; None: no replacement.

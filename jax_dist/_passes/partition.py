@@ -85,7 +85,8 @@ def plan_partitioning(
     """
     # With jits inlined, each call of one can be sharded by itself.
     program = interpreter.inline_calls(jaxpr, propagation.is_plain_jit)
-    calls = [eqn for eqn in interpreter.equations(program) if propagation.is_partitioned(eqn)]
+    all_eqns = list(interpreter.equations(program))
+    calls = [eqn for eqn in all_eqns if _compat.name_of(eqn) == "custom_partitioning"]
     specs, names = specs or {}, dict.fromkeys(map(_name_of, calls))
     if calls and (unknown := sorted(specs.keys() - names)):
         raise ArgumentError(
@@ -113,9 +114,11 @@ def _route_calls(
     specs: Specs,
 ) -> PassPlan:
     """Route the calls through `jax.shard_map` on a mesh; see `plan_partitioning`."""
-    regions = [e for e in interpreter.equations(program) if _compat.name_of(e) == "shard_map"]
     in_regions = {
-        id(e) for region in regions for e in interpreter.equations(region.params["jaxpr"])
+        id(inner)
+        for eqn in interpreter.equations(program)
+        if _compat.name_of(eqn) == "shard_map"
+        for inner in interpreter.equations(eqn.params["jaxpr"])
     }
     layouts = propagation.layouts_of(program, calls, mesh, in_shardings)
     routes: dict[int, _Route] = {}  # by the identity of the call

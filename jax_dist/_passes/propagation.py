@@ -24,10 +24,6 @@ from jax_dist._passes.interpreter import Values
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
 
-def is_partitioned(eqn: JaxprEqn) -> bool:
-    return _compat.name_of(eqn) == "custom_partitioning"
-
-
 # --- the mesh
 
 

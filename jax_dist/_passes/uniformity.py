@@ -43,10 +43,6 @@ class Invariance:
     def __init__(self) -> None:
         self._known: dict[Hashable, dict[Any, Same]] = {}
 
-    def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
-        """Return the scope of the body of a shard_map."""
-        return scope | frozenset(eqn.params["newly_manual_axes"])
-
     def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
         """Return for every variable of a body the axes along which it is the same on all devices.
 
@@ -115,7 +111,8 @@ class Invariance:
                 return self._loop_results(eqn, operands, scope)
             case "region":
                 (inputs,) = self.body_inputs(eqn, operands, scope)
-                outs = self.outputs(bodies(eqn)[0], inputs, self.inside(eqn, scope))
+                inside = scope | frozenset(eqn.params["newly_manual_axes"])
+                outs = self.outputs(bodies(eqn)[0], inputs, inside)
                 return [same & scope for same in outs]
             case "collective" if record.over != "unknown":
                 # Within groups, devices of other groups get other results. Even of equal operands,

@@ -36,7 +36,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
 
 
 def _as_if_all_were_the_same(body, atoms):
-    return [body.region.scope] * len(atoms)
+    return [body.scope] * len(atoms)
 
 
 @pytest.mark.thorough

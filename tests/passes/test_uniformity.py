@@ -33,7 +33,8 @@ def same(body, *, cut_along="i"):
     (eqn,) = shard_maps(function)
     invariance = Invariance()
     (inputs,) = invariance.body_inputs(eqn, [NOWHERE], NOWHERE)
-    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, invariance.inside(eqn, NOWHERE))
+    scope = frozenset(eqn.params["newly_manual_axes"])
+    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, scope)
     return set(output)
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from observing import line_of, mesh_of
 
 from jax_dist import explain, rewrite
-from jax_dist._rewrite.diagnostics import find_gradient_sums
+from jax_dist._rewrite.report import find_gradient_sums
 
 _MESH = mesh_of(i=4)
 _X = jnp.arange(12.0).reshape(4, 3)
