@@ -191,6 +191,7 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+        """Make what `add_inputs` returns: of `{lambda w; x. x @ w}`, `{lambda ; w x. x @ w}`."""
         body = open_jaxpr(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         replaced: dict[Var, Var] = {}  # constants that are lifted, and their inputs
@@ -247,8 +248,8 @@ def _reason_to_keep(eqn: JaxprEqn) -> str:
 def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
     """Return an equation with the operands `new`, which its changed bodies take as first inputs.
 
-    Each primitive of JAX has other parameters that count or describe operands, and places the
-    operands of its bodies elsewhere; all are adapted here.
+    Its parameters that count or describe operands are adapted: a scan of operands `c, x` with
+    `num_consts=1` takes `new, c, x` with `num_consts=2`.
     """
     name, params, count = _compat.name_of(eqn), eqn.params, len(new)
     invars = eqn.invars

@@ -116,8 +116,8 @@ def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
 def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Reshape each block, along a new dimension over which the blocks are still contiguous.
 
-    That is one with as many elements in the more major dimensions as before the gathered one, and
-    of a length that the number of blocks divides. None if there is no such dimension.
+    Of 8 blocks along the first dimension, `[8, 2, 3] -> [16, 3]` gives blocks `[2, 3]` along the
+    first. `[2, 8, 3] -> [16, 3]`, gathered along the second, has no such dimension, and gives None.
     """
     more_major = math.prod(_shape(eqn.invars[0])[: first.dim])
     new = eqn.params["new_sizes"]
@@ -178,6 +178,7 @@ def is_low_precision(dtype: Any) -> bool:
 def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
     """Return the rule for a product: a product of blocks, which is added up over devices.
 
+    Of `[8] @ [8, 3]`, gathered along the 8, each device multiplies its own number by its own row.
     None if the gathered dimension is not contracted.
 
     Raises:
@@ -219,8 +220,8 @@ def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
 def dimension_to_slice(eqn: JaxprEqn, position: int, first: Deferred) -> int | None:
     """Return the dimension of the whole operand at `position` that pairs with the gathered one.
 
-    Each device slices its block along it. None if the operand meets all blocks alike: a scalar, or
-    a dimension of 1 that is broadcast.
+    Each device slices its block along it: of weights `[8, 1]` times a gathered `[8, 3]`, along 0.
+    None if the operand meets all blocks alike: a scalar, or a dimension of 1 that is broadcast.
     """
     if _compat.name_of(eqn) == "dot_general":
         pairs = _contracted_dims(eqn)

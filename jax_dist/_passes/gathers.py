@@ -297,12 +297,11 @@ class _Walk:
                     f"between the devices of {spell_axes(different)}"
                 )
             dim = dimension_to_slice(eqn, position, first)
-            if dim is None:
-                blocks.append(value)
-                continue
-            take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
-            key = ("take", dim, first.axes, first.size)
-            blocks += self._trace(key, take, eqn, [value], body)
+            if dim is not None:
+                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
+                key = ("take", dim, first.axes, first.size)
+                (value,) = self._trace(key, take, eqn, [value], body)
+            blocks.append(value)
         return blocks
 
     def _trace(
@@ -313,10 +312,10 @@ class _Walk:
         atoms: Sequence[Atom],
         body: _Body,
     ) -> list[Atom]:
-        """Add the equations of `compute` on some atoms, at the line of `eqn`; return its results.
+        """Trace `compute` on values of the types of `atoms`, and add its equations to the body.
 
-        `compute` is traced once for each `key`, which must tell apart all that it closes over, and
-        the types and axes.
+        They get the source line of `eqn`. The trace is cached by `key`, which must tell apart all
+        that `compute` closes over, and by the types and axes. Returns the atoms of the results.
         """
         avals, sizes = tuple(atom.aval for atom in atoms), list(body.sizes.items())
         trace_key = (key, avals, *sizes, body.check_vma, eqn.ctx)

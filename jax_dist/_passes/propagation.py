@@ -154,7 +154,7 @@ def _read_layouts(module: Any) -> dict[int, CallLayout]:
 
 
 def _spec(value: ir.Value) -> P:
-    """Return how Shardy shards a value; a dimension that it splits over a part of an axis: not."""
+    """Return how Shardy shards a value; a dimension over only a part of a mesh axis as whole."""
     maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)

@@ -129,7 +129,8 @@ class Invariance:
     ) -> list[Same]:
         """Return for each operand of a loop the axes along which it is the same in all iterations.
 
-        A carry loses axes with each pass over the body, until no further one is lost.
+        A carry loses axes with each pass over the body, until no further one is lost: 0, to which
+        each iteration adds `axis_index("i")`, is the same along "i" only before the first one.
         """
         names = bodies_of_while(eqn) or ["jaxpr"]
         while True:
