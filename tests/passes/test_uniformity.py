@@ -204,3 +204,16 @@ def test_drawn_programs_are_as_the_analysis_says_when_they_run(seed):
 def test_gather_cases_are_as_the_analysis_says_when_they_run(name):
     x = np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)
     assert not measured(CASES[name].body, x, {"i": 8}).wrong
+
+
+@pytest.mark.parametrize(("inside", "axes"), [(lambda x: x, set()), (total, ONLY_I)])
+def test_a_region_in_a_region_gives_what_goes_in(inside, axes):
+    specs = {"in_specs": P("j"), "out_specs": P("j"), "axis_names": {"j"}, "check_vma": False}
+    around = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}, "check_vma": False}
+    inner = jax.shard_map(lambda x: 2 * x, **specs)
+    function = jax.shard_map(lambda x: inner(inside(x)), mesh=mesh_of(i=2, j=3), **around)
+    region = shard_maps(function)[0]
+
+    (result,) = Invariance().outputs(region.params["jaxpr"], [NOWHERE], frozenset("i"))
+
+    assert result == axes
