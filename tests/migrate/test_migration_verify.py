@@ -93,13 +93,50 @@ def test_a_place_gets_its_verdict(name: str):
     assert result.has_differences == text.startswith("different")
 
 
-def test_sums_over_the_whole_batch_may_be_rounded_and_no_more():
-    before, rounded, wrong = _run([1.0, 2.0]), _run([1.00001, 2.0]), _run([1.1, 2.0])
-    place = ("a.py", 3)
+def _replayed(run: Run, tolerance: float) -> Run:
+    """Return a run whose first call was replayed: perturbed by 1e-7, it changes by `tolerance`."""
+    (first, *others), replay = (
+        run.calls[0],
+        {"text": "", "epsilon": 1e-7, "tolerances": [tolerance]},
+    )
+    return dataclasses.replace(run, calls=[[first._replace(replay=replay), *others]])
 
-    assert not comparison.compare([], before, rounded, [place], may_round=True).has_differences
-    assert comparison.compare([], before, rounded, [place]).has_differences
-    assert comparison.compare([], before, wrong, [place], may_round=True).has_differences
+
+_ROUNDED = {  # results of two calls, what perturbed inputs change, and whether it is rounding
+    "as much as perturbed inputs change": ([1.0000005, 1.0000004], 1e-6, True),
+    "more than perturbed inputs change": ([1.0, 1.00005], 1e-6, False),
+    "as much as the step makes of perturbed inputs": ([1.0, 1.00005], 1e-4, True),
+    "so much that it is no rounding": ([1.0, 1.2], 10.0, False),
+    "a step that decides at its limit": ([1.0, 1.2], float("inf"), True),
+}
+
+
+@pytest.mark.parametrize("name", _ROUNDED)
+def test_the_tolerance_is_that_of_perturbed_inputs(name: str):
+    results, tolerance, is_rounding = _ROUNDED[name]
+    after = _replayed(_run(*([x, 2.0] for x in results)), 2 * tolerance)
+    before = _run([1.0, 2.0], [1.0, 2.0])
+
+    assert comparison.compare([], before, after, [("a.py", 3)]).has_differences
+    result = comparison.compare([], before, after, [("a.py", 3)], may_round=True)
+    assert result.has_differences != is_rounding
+
+
+def test_rounded_arguments_make_more_rounded_results():
+    """The second call gets what the first returned, so its result may deviate by as much more."""
+
+    def chained(run: Run) -> Run:
+        first, second = run.calls[0]
+        return dataclasses.replace(run, calls=[[first, second._replace(given=first.returned)]])
+
+    before = chained(_run([1.0, 2.0], [1.0, 2.0]))
+    after = chained(_replayed(_run([1.00001, 2.0], [1.0005, 2.0]), 1e-5))
+    unchained = _replayed(_run([1.00001, 2.0], [1.0005, 2.0]), 1e-5)
+
+    place = ("a.py", 3)
+    assert not comparison.compare([], before, after, [place], may_round=True).has_differences
+    plain = _run([1.0, 2.0], [1.0, 2.0])
+    assert comparison.compare([], plain, unchained, [place], may_round=True).has_differences
 
 
 def test_a_private_class_of_jax_counts_as_its_public_base():

@@ -80,11 +80,12 @@ def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
 def loop_item(module: Module, load: ast.expr) -> ast.Name | None:
     """Return the target `y` of `for name, y in x.items()`, where `load` is `x`; else None."""
     items = module.parent(load)
+    if not isinstance(items, ast.Attribute) or items.attr != "items":
+        return None
     loop = module.parent(module.parent(items))
-    if getattr(items, "attr", "") == "items":
-        match getattr(loop, "target", None):
-            case ast.Tuple(elts=[_, ast.Name() as item]):
-                return item
+    match getattr(loop, "target", None):
+        case ast.Tuple(elts=[_, ast.Name() as item]):
+            return item
     return None
 
 

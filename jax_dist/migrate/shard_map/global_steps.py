@@ -35,8 +35,8 @@ def reductions(
     if keys:
         raise Left("keys per device")
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
-    if mapped.static or not isinstance(step, ast.FunctionDef) or not module.holds(step):
-        raise Left("static arguments" if mapped.static else "its function is no def of this file")
+    if not isinstance(step, ast.FunctionDef) or not module.holds(step):
+        raise Left("its function is no def of this file")
     nodes = nodes_of(module, mapped)
     edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
     # Of each reduction, all that is not its array names the axis, and goes with it.

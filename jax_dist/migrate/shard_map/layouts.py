@@ -8,7 +8,6 @@ changes.
 import ast
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
@@ -88,8 +87,10 @@ class Layouts:
 
     def _is_computed_from(self, definition: Definition, value: Value) -> bool:
         """Return whether a definition calls with the value: `f(value)`, `value.f(...)`."""
-        node: Any = definition.node
-        parts = [*node.args, getattr(node.func, "value", None)] if hasattr(node, "args") else []
+        call = definition.node
+        if not isinstance(call, ast.Call):
+            return False
+        parts = [*call.args, getattr(call.func, "value", None)]
         return any(use.node in parts for use in value.uses)
 
     def _lower_once(self) -> bool:

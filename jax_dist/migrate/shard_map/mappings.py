@@ -39,6 +39,11 @@ class Mapped:
         return self.site.arguments["devices"] if "devices" in self.texts else None
 
     @property
+    def is_static_decorator(self) -> bool:
+        """Return whether it is a decorator of a function with static arguments."""
+        return bool(self.static) and self.site.form != "call"
+
+    @property
     def dynamic(self) -> list[str]:
         """Return the parameters that are not static, in order."""
         return [name for p, name in enumerate(self.parameters) if p not in self.static]
@@ -92,9 +97,15 @@ def read(module: Module, site: Site) -> Mapped:
         for name, node in site.arguments.items()
         if not (isinstance(node, ast.Constant) and node.value is None)
     }
-    if static and site.form != "call":
+    if static and site.form != "call" and not _is_first_decorator(module, site):
         raise Left("a decorator has static arguments", "Map the function below it instead.")
     return Mapped(site, texts, calls, parameters, axes, static, results, out, named)
+
+
+def _is_first_decorator(module: Module, site: Site) -> bool:
+    """Return whether pmap is the outermost decorator of a function that is not a method."""
+    is_method = isinstance(module.parent(site.fun), ast.ClassDef)
+    return site.fun.decorator_list[0] is site.node and not is_method
 
 
 def _text(module: Module, site: Site, node: ast.expr) -> str:

@@ -132,7 +132,8 @@ def _find_entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
 def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
     """Return the mapped functions to leave as pmaps, because their state keeps the device axis.
 
-    Not those that share a value with a function that loses the axis, or take no state.
+    Not those that share a value with a function that loses the axis, or take no state; a decorator
+    with static arguments stays, for without it the text grows by three functions.
     """
 
     def arguments(fun: Mapped) -> list[Value]:
@@ -148,7 +149,7 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
         for fun in mapped
         if fun not in losing
         and shared.isdisjoint(map(id, arguments(fun)))
-        and any(_is_state(value, values) for value in arguments(fun))
+        and (fun.is_static_decorator or any(_is_state(x, values) for x in arguments(fun)))
     ]
 
 

@@ -29,6 +29,8 @@ class Steps:
             kept.append(site.fun)
             call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
+        elif mapped.is_static_decorator and mapped not in self._plan.reductions:
+            self._write_below(mapped)
         else:
             self._write_decorator(mapped)
         self._writer.above(site.node, [*self._writer.comments(site.node, kept)])
@@ -37,20 +39,20 @@ class Steps:
 
     def _jit_call(self, mapped: Mapped, fun: str) -> Expression:
         """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`, or `jax.jit` with shardings."""
-        at, options = mapped.site.node, self._donation(mapped)
+        at, options = mapped.site.node, self._jit_options(mapped)
         if mapped in self._plan.reductions:
             fun, options = self._pass_by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
         body: Expression = self._shard_map(mapped, self._body_function(mapped, fun))
         if mapped.static:
-            options.insert(0, f"static_argnums={mapped.static}")
             body = self._define_per_static(mapped, fun, body)
         return Call(self._writer.name("jax.jit", at), [body, *options])
 
-    def _donation(self, mapped: Mapped) -> list[Expression]:
-        """Return the argument `donate_argnums=...` in a list, which is empty without donation."""
-        donated = mapped.texts.get("donate_argnums")
-        return [] if donated is None else [f"donate_argnums={donated}"]
+    def _jit_options(self, mapped: Mapped) -> list[Expression]:
+        """Return the arguments `static_argnums=...` and `donate_argnums=...` that jit needs."""
+        static, donated = mapped.static, mapped.texts.get("donate_argnums")
+        options = [f"static_argnums={static}"] if static else []
+        return options if donated is None else [*options, f"donate_argnums={donated}"]
 
     def _shardings(self, mapped: Mapped) -> list[Expression]:
         """Return `in_shardings=..., out_shardings=...`."""
@@ -59,6 +61,7 @@ class Steps:
         ins = [
             replicated if arguments[mapped, p] is Layout.WHOLE else plan.sharded(at, mapped)
             for p in range(len(mapped.axes))
+            if p not in mapped.static
         ]
         return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
@@ -98,7 +101,9 @@ class Steps:
         """
         names, at = mapped.parameters, mapped.site.node
         slices, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
-        if not (slices or any(results) or mapped.static):
+        if not (slices or any(results)):
+            if mapped.static:
+                return Call(f"lambda {', '.join(mapped.dynamic)}: {_callee(fun)}", names)
             return self._pass_by_position(mapped, fun)
         tree_map = self._writer.name("jax.tree.map", at)
 
@@ -161,7 +166,7 @@ class Steps:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
             bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
-        for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
+        for node in ast.walk(fun) if not isinstance(fun, ast.Lambda | ast.FunctionDef) else ():
             if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
                 home = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
                 if home is None or not module.is_inside(home[0].node, fun):  # not bound in fun
@@ -181,7 +186,7 @@ class Steps:
 
     def _write_decorator(self, mapped: Mapped) -> None:
         """Replace the decorator of a function, and remove the device axis inside its body."""
-        at, function, options = mapped.site.node, mapped.site.fun, self._donation(mapped)
+        at, function, options = mapped.site.node, mapped.site.fun, self._jit_options(mapped)
         partial = self._writer.name("functools.partial", at)
         jit: Expression = self._writer.name("jax.jit", at)
         if mapped in self._plan.reductions:
@@ -196,6 +201,21 @@ class Steps:
         text = f"{self._writer.render(jit, at)}\n{indent}@{self._writer.render(mapping, at)}"
         self._writer.replace(at, text)
         self._write_body(mapped, function)
+
+    def _write_below(self, mapped: Mapped) -> None:
+        """Turn the decorator of a step with static arguments into a call below the function.
+
+        `@partial(pmap, static_broadcasted_argnums=0)` on `def step` becomes `def _step`, with
+        `step = jax.jit(_step_over_devices, static_argnums=(0,))` below it.
+        """
+        writer, function = self._writer, mapped.site.fun
+        name = writer.free_name(f"_{function.name}")
+        writer.undecorate(function, name)
+        call = self._jit_call(mapped, name)
+        indent = writer.indent(function)
+        text = writer.assignment(function.name, call, len(indent), indent)
+        blank = "\n\n" if indent else "\n\n\n"
+        writer.insert(self._module.span(function)[1], f"{blank}{indent}{text}")
 
     def _write_body(self, mapped: Mapped, function: Any) -> None:
         """Remove the device axis of a function's parameters, and restore it in its results."""

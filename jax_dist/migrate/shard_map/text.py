@@ -106,7 +106,8 @@ class Writer:
         self, at: ast.AST, name: str, parameters: Sequence[str], body: Iterable[Sequence[Any]]
     ) -> None:
         """Define a function above a node; a line of `body` is ("return ", an expression)."""
-        rows = [f"def {name}({', '.join(parameters)}):"]
+        head = Call(f"def {name}", parameters)
+        rows = [f"{head.lines('', len(self.indent(at)) + 1, self._width)}:"]
         for before, last in body:
             used = len(self.indent(at)) + len(self.unit) + len(before)
             text = last if isinstance(last, str) else last.lines(self.unit, used, self._width)
@@ -157,6 +158,14 @@ class Writer:
         else:
             self.edits.append(self.module.line_edit(statement))
 
+    def undecorate(self, function: Any, new_name: str) -> None:
+        """Remove the first decorator of a function, and rename it."""
+        decorators, start = function.decorator_list, self.module.span(function)[0]
+        below = self.module.span(decorators[1])[0] - 1 if decorators[1:] else start
+        self.edits.append(Edit(self._start(function), below, ""))
+        name = self.module.source.code.index(function.name.encode(), start + len("def"))
+        self.edits.append(Edit(name, name + len(function.name.encode()), new_name))
+
     def indent(self, node: ast.AST) -> str:
         """Return the indentation of the statement of a node."""
         return indentation(self.module.margins(self.module.statement(node))[0])
@@ -192,8 +201,14 @@ class Writer:
 
     def assign_above(self, node: ast.AST, name: str, call: Call) -> None:
         """Insert `name = call` above the statement of a node."""
-        used = len(self.indent(node)) + len(name) + 3
-        self.above(node, [f"{name} = {call.lines('', used, self._width)}"])
+        self.above(node, [self.assignment(name, call, len(self.indent(node)))])
+
+    def assignment(self, name: str, call: Expression, column: int, indent: str = "") -> str:
+        """Return `name = call`; its further lines begin with `indent`, the first at `column`."""
+        text = call
+        if isinstance(call, Call):
+            text = call.lines(indent, column + len(f"{name} = "), self._width)
+        return f"{name} = {text}"
 
     def around(self, node: Any, inner: Any, before: str = "", behind: str = "") -> None:
         """Replace a node by `before`, its part `inner` and `behind`; `inner` may be edited too."""
@@ -272,8 +287,7 @@ class Writer:
             mesh = Call(self.name(_MESH, first), [devices, f"({axis},)"])
             start = self._start(statement)
             indent = indentation(self.module.source.line_text(start))
-            text = mesh.lines(indent, len(indent) + len(name) + 3, self._width)
-            lines = f"{name} = {text}\n{indent}"
+            lines = f"{self.assignment(name, mesh, len(indent), indent)}\n{indent}"
             if (home, name) in self._sharded:
                 named = self.name("jax.sharding.NamedSharding", first)
                 spec = self.spec(first, axis)

@@ -5,19 +5,20 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.recording.records import Call, Leaf
+from jax_dist.migrate.verify.recording.replays import largest_difference
 from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
 
 _TAIL = 8  # lines of a failed run's errors
 _RATIO = 1e-2  # factors nearer to 1 are rounding
-_ROUNDING = 1e-4  # of the largest element, in the first call
-_GROWTH = 1.3  # of the rounding, from call to call
+_MOST_ROUNDING = 0.1  # of the largest element of an array, after any number of calls
+_FACTOR = 10.0  # by which an argument may be more rounded than the results that it is made of
 
 # What differs from run to run: times, rates, addresses, names of temporary files; and positions in
 # files, which jax 0.12 prints for arrays that cannot be sharded, and which a migration moves.
@@ -128,11 +129,12 @@ def compare(
     if len(before.calls) != len(after.calls) and not problems:
         problems.append(f"{len(before.calls)} processes ran before, {len(after.calls)} after")
     for old_calls, new_calls in zip(before.calls, after.calls, strict=False):
+        rounding = _Rounding() if may_round else None
         for number, (old, new) in enumerate(itertools.zip_longest(old_calls, new_calls)):
             verdict = None if old is None else _verdict_on(old, verdicts)
             if old is not None and verdict is not None:
                 is_first = not any(other.difference for other in verdicts)
-                _judge_call(verdict, number, old, new, is_first=is_first, may_round=may_round)
+                _judge_call(verdict, number, old, new, rounding, is_first=is_first)
         extra = len(new_calls) - len(old_calls)
         if extra > 0 and not any(verdict.difference for verdict in verdicts):
             problems.append(f"{extra} more calls of mapped functions after")
@@ -160,31 +162,72 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
 def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
     """Return the verdict on the place that mapped the function of a call; None if unknown.
 
-    A recorded call has the line that ran when its function was mapped. The expression of the place
-    may begin on an earlier line, so the last place that begins at or above that line is meant.
+    A recorded call has the line where its function was mapped, and a place that of `jax.pmap`. Both
+    differ in `@functools.partial(` with `jax.pmap` on the next line: the nearest place is meant.
     """
-    above = [v for v in verdicts if v.path == call.path and v.line <= call.line]
-    return max(above, default=None, key=lambda verdict: verdict.line)
+    of_file = [verdict for verdict in verdicts if verdict.path == call.path]
+    return min(of_file, default=None, key=lambda verdict: abs(verdict.line - call.line))
+
+
+class _Rounding:
+    """How much the values of one process may be rounded, as its replayed calls have shown."""
+
+    def __init__(self) -> None:
+        self._epsilon = 1e-7  # by which the arguments of replayed calls were perturbed
+        # By place: how much of its largest element each result then changes at most.
+        self._tolerances: dict[Key, Sequence[float]] = {}
+        self._drift = 0.0  # the most that a result was rounded so far
+
+    def learn(self, place: Key, replay: Mapping[str, Any]) -> None:
+        """Record the tolerances of a place from one replayed call."""
+        self._epsilon, tolerances = replay["epsilon"], replay["tolerances"]
+        self._tolerances[place] = [*map(max, tolerances, self._tolerances.get(place, tolerances))]
+
+    def allows_argument(self, deviation: float) -> bool:
+        """Return whether an argument may be made of results that were rounded before."""
+        return deviation <= _FACTOR * self._drift
+
+    def allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:
+        """Return whether a result may deviate, in a call whose arguments deviate by `of_inputs`."""
+        known = self._tolerances.get(place)
+        largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
+        tolerance = known[index] if known else largest  # a step of shard_map is not replayed
+        if tolerance < math.inf:  # infinite: another class, once its inputs are perturbed
+            tolerance = min(tolerance * max(1.0, of_inputs / self._epsilon), _MOST_ROUNDING)
+        if deviation > tolerance:
+            return False
+        self._drift = max(self._drift, deviation)
+        return True
 
 
 def _judge_call(
-    verdict: Verdict, number: int, old: Call, new: Call | None, *, is_first: bool, may_round: bool
+    verdict: Verdict,
+    number: int,
+    old: Call,
+    new: Call | None,
+    rounding: _Rounding | None,
+    *,
+    is_first: bool,
 ) -> None:
     """Count a call, the `number`-th of its process, in the verdict on its place.
 
     `new` is None if the new run made fewer calls; `is_first` says that no call before differed.
+    Without `rounding`, values must be equal.
     """
+    place = verdict.path, verdict.line
     verdict.name = verdict.name or old.name
     verdict.calls += 1
     if new is not None and new.replay is not None:
         if not new.replay["text"]:
             verdict.replays += 1
+            if rounding is not None:
+                rounding.learn(place, new.replay)
         elif not verdict.difference:
             # A replay starts from the arguments of the old run: no earlier call is the cause.
             verdict.difference = f"call {number + 1}, {new.replay['text']}"
             verdict.reason = new.replay["reason"]
             return
-    text = _call_difference(old, new, number if may_round else None)
+    text = _call_difference(place, old, new, rounding)
     if not text:
         verdict.same += 1
         verdict.raised += bool(old.raised)
@@ -192,12 +235,8 @@ def _judge_call(
         verdict.difference = f"call {number + 1}, {text}"
 
 
-def _call_difference(old: Call, new: Call | None, rounded_number: int | None) -> str:
-    """Return how a call differs in the new run; "" if it does not.
-
-    `rounded_number` is the number of the call if it may differ by rounding, which grows from call
-    to call; None if it must be equal.
-    """
+def _call_difference(place: Key, old: Call, new: Call | None, rounding: _Rounding | None) -> str:
+    """Return how a call of a place differs in the new run, but for `rounding`; "" if not at all."""
     if new is None:
         return "it was not called after"
     if old.raised.partition(":")[0] != new.raised.partition(":")[0]:  # the types of the errors
@@ -206,15 +245,22 @@ def _call_difference(old: Call, new: Call | None, rounded_number: int | None) ->
         return ""
     if len(old.returned) != len(new.returned):
         return f"{len(old.returned)} results before, {len(new.returned)} after"
-    pairs = [("result", *leaves) for leaves in zip(old.returned, new.returned, strict=True)]
+    of_inputs = 0.0  # by how much the arguments deviate
+    pairs = [(i, *pair) for i, pair in enumerate(zip(old.returned, new.returned, strict=True))]
     if len(old.given) == len(new.given):  # a migration may drop or add arguments
-        arguments = zip(old.given, new.given, strict=True)
-        pairs = [*(("argument", *leaves) for leaves in arguments), *pairs]
-    for side, old_leaf, new_leaf in pairs:
+        pairs = [*((None, *pair) for pair in zip(old.given, new.given, strict=True)), *pairs]
+    for index, old_leaf, new_leaf in pairs:  # the index of a result; None: an argument
         text = _leaf_difference(old_leaf, new_leaf)
-        if text == "values differ" and rounded_number is not None:
-            text = "" if _is_close(old_leaf, new_leaf, rounded_number) else text
+        if text == "values differ" and rounding is not None:
+            deviation = _deviation(old_leaf, new_leaf)
+            if index is not None:
+                is_allowed = rounding.allows_result(place, index, deviation, of_inputs)
+            else:
+                is_allowed = rounding.allows_argument(deviation)
+                of_inputs = max(of_inputs, deviation)
+            text = "" if is_allowed else text
         if text:
+            side = "argument" if index is None else "result"
             return f"{side}{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
     return ""
 
@@ -242,16 +288,18 @@ def _leaf_difference(old: Leaf, new: Leaf) -> str:
     return f"{old.shape} before, {new.shape} after"
 
 
-def _is_close(old: Leaf, new: Leaf, number: int) -> bool:
-    """Return whether two arrays are floats that differ by at most the rounding in call `number`.
+def _deviation(old: Leaf, new: Leaf) -> float:
+    """Return the largest difference of two arrays, relative to the largest element of the first.
 
-    Each call may start from the rounded results of the one before: the bound grows with the number.
+    It is infinite for arrays of other types than floats, and for those that were not kept.
     """
+    import numpy as np
+
     x, y = _to_floats(old, new)
     if x is None or "float" not in old.dtype:
-        return False
-    bound = min(_ROUNDING * _GROWTH**number, 0.1) * max(float(abs(x).max()), 1e-3)
-    return bool((abs(x - y) <= bound).all())
+        return math.inf
+    largest = float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+    return largest_difference(x, y) / (largest or 1.0)
 
 
 def _amount(old: Leaf, new: Leaf) -> str:
@@ -317,5 +365,5 @@ def _is_about(old: str, new: str) -> bool:
         return False
     numbers = ([float(match[0]) for match in _NUMBER.finditer(line)] for line in (old, new))
     return all(
-        math.isclose(x, y, rel_tol=_RATIO, abs_tol=_ROUNDING) for x, y in zip(*numbers, strict=True)
+        math.isclose(x, y, rel_tol=_RATIO, abs_tol=1e-4) for x, y in zip(*numbers, strict=True)
     )

@@ -133,8 +133,16 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
 
 
 def written_lines(file: FileMigration) -> list[int]:
-    """Return the lines of the new text that a migration wrote, from 1."""
+    """Return the lines of the new text that a migration wrote, from 1.
+
+    A line such as `@functools.partial(` that stayed above them is one of them, for Python reports
+    it as the line of the whole call.
+    """
     old, new = (text.decode("utf-8", "replace").splitlines() for text in (file.before, file.after))
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
-    return [line for *_, start, end in blocks for line in range(start + 1, end + 1)]
+    lines: list[int] = []
+    for kind, _, _, start, end in matcher.get_opcodes():
+        if kind != "equal":
+            is_inside_call = start > 0 and new[start - 1].endswith("(")
+            lines += range(start + 1 - is_inside_call, end + 1)
+    return lines

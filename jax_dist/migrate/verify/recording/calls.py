@@ -1,7 +1,7 @@
 """Records each call of each mapped function: its arguments and results, as digests and values.
 
 Each process has a folder. In it, `calls.jsonl` has one line for each call, and `NUMBER.npz` holds
-the arrays of that call that are not too large.
+its arrays, of those that are too large a corner.
 """
 
 import functools
@@ -19,7 +19,8 @@ from typing import Any
 from . import replays
 from .records import Leaf, find_calls, read_call, to_numpy
 
-_MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only digests are
+_MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only a corner is
+_CORNER = 16  # elements along each dimension
 VENDORED = "_mapped"  # the name of the vendored module
 
 
@@ -140,23 +141,20 @@ class Recorder:
         self._write(event, values)
         return result
 
-    def _replay(self, number: int, step: Any, options: Any, arguments: Any) -> dict[str, str]:
-        """Replay a step on the old program's call of this number, and return how it differs.
-
-        The text is "" if it does not differ, and the reason "" if the numbers do not show it.
-        """
+    def _replay(self, number: int, step: Any, options: Any, arguments: Any) -> dict[str, Any]:
+        """Replay a step on the old program's call of this number, as `Call.replay` describes it."""
         self._open()
         old = read_call(*self._old[number]) if number < len(self._old) else None
         if old is None or old.raised or not all(map(Leaf.is_kept, (*old.given, *old.returned))):
             return {"text": "pmap was not called at the same time", "reason": ""}
         try:
-            replays.replay(step, options, arguments, old)
+            epsilon, tolerances = replays.replay(step, options, arguments, old)
         except replays.Difference as difference:
             return {"text": difference.text, "reason": difference.reason}
         except Exception as error:  # noqa: BLE001 - any of the program's own
             text = f"it fails on its own: {type(error).__name__}: {error}"
             return {"text": text[:300], "reason": ""}
-        return {"text": "", "reason": ""}
+        return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
 
     def _open(self) -> None:
         """Open the records of this process, and those of the old program, unless they are open."""
@@ -224,7 +222,7 @@ def _describe(
     """Return a description of each leaf of the arguments (side "in") or the results ("out").
 
     It has a path and a dtype; an array has a shape, digests, and the key under which it goes into
-    `values`, if it has at most `most_bytes`; any other object has a text.
+    `values`, or a corner of it if it has more than `most_bytes`; any other object has a text.
     """
     import jax
     import numpy as np
@@ -248,9 +246,10 @@ def _describe(
             about["rows"] = [_digest(row) for row in array]
         if len(copies) > 1:
             about["copies"] = [_digest(copy) for copy in copies]
-        if array.nbytes <= most_bytes:
-            about["key"] = key = f"{side}{len(leaves) - 1}"
-            values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
+        if array.nbytes > most_bytes:
+            array = array[(slice(_CORNER),) * array.ndim]
+        about["key"] = key = f"{side}{len(leaves) - 1}"
+        values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
     return leaves
 
 

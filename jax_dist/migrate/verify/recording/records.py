@@ -16,8 +16,8 @@ class Leaf(NamedTuple):
     digest: str = ""  # of the bytes of the array
     rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
     copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
-    key: str = ""  # of the array in the .npz file; "": it was too large to keep
-    array: Any = None  # the NumPy array; None: it was not kept
+    key: str = ""  # of the array in the .npz file
+    array: Any = None  # the NumPy array, or a corner if it was too large; None: it was not kept
 
     def is_kept(self) -> bool:
         """Return whether its value is known."""
@@ -33,7 +33,9 @@ class Call(NamedTuple):
     given: Sequence[Leaf]  # the arguments
     returned: Sequence[Leaf]
     raised: str  # "ValueError: ..."; "" if it returned
-    replay: Mapping[str, str] | None = None  # {"text": how a replay differs, or "", "reason": why}
+    # {"text": how a replay differs, "reason": why}; or {"text": "", "epsilon": ..., "tolerances":
+    # ...} with what `replays.replay` returns.
+    replay: Mapping[str, Any] | None = None
 
 
 def find_calls(folder: Path) -> list[tuple[Path, str]]:

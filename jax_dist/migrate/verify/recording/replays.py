@@ -35,8 +35,12 @@ def replay(
     options: Mapping[str, Any],
     arguments: tuple[Any, Any],
     old: Call,
-) -> None:
+) -> tuple[float, list[float]]:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
+
+    Returns:
+      The precision of the step, by which its arguments were perturbed, and by how much of its
+      largest element each result may be rounded then.
 
     Args:
       step: the function inside of `jax.jit`.
@@ -61,9 +65,14 @@ def replay(
     _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
     for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
         _, (fewer,) = run(count, inputs, 0)
-        if any(_largest(x, y) > bound for x, y, bound in zip(results, fewer, bounds, strict=True)):
+        if any(
+            largest_difference(x, y) > bound
+            for x, y, bound in zip(results, fewer, bounds, strict=True)
+        ):
             text = f"it gives something else on {count} of {len(devices)} devices"
             raise Difference(text, "the step counts its devices")
+    largest = map(_largest_element, results)
+    return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
 
 
 def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
@@ -124,15 +133,16 @@ def _run(
     # The step may ask for the number of devices: here it is that of the smaller mesh.
     with mock.patch.multiple(jax, device_count=device_count, local_device_count=device_count):
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        jitted = _jitted.setdefault((step, *shardings.values()), jax.jit(fresh_step, **shardings))
+        static = options.get("static_argnums", ())
+        jitted = jax.jit(fresh_step, static_argnums=static, **shardings)
+        jitted = _jitted.setdefault((step, *shardings.values()), jitted)
         text = str(jitted.trace(*args, **kwargs).jaxpr)
         epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
         results = []
         for number in range(perturbed + 1):
             leaves = [_perturb(x, epsilon, number) for x in inputs] if number else inputs
             args, kwargs = jax.tree.unflatten(tree, leaves)
-            placed = jax.device_put(args, shardings["in_shardings"])
-            results.append([_to_float64(leaf) for leaf in jax.tree.leaves(jitted(*placed))])
+            results.append(list(map(_to_float64, jax.tree.leaves(jitted(*args, **kwargs)))))
     return epsilon, results
 
 
@@ -159,16 +169,20 @@ def _perturb(x: Any, epsilon: float, seed: int) -> Any:
 
 def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
     """Return by how much a result may be rounded; `changed` are results of perturbed inputs."""
-    import numpy as np
-
-    largest = max((_largest(result, other) for other in changed), default=0.0)
+    largest = max((largest_difference(result, other) for other in changed), default=0.0)
     if result.dtype.kind != "f":
         return largest
-    finite = np.abs(result[np.isfinite(result)])
-    return _FACTOR * (largest + epsilon * float(finite.max(initial=0.0)))
+    return _FACTOR * (largest + epsilon * _largest_element(result))
 
 
-def _largest(x: Any, y: Any) -> float:
+def _largest_element(x: Any) -> float:
+    """Return the largest absolute value of a number in an array, without NaNs and infinities."""
+    import numpy as np
+
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+def largest_difference(x: Any, y: Any) -> float:
     """Return the largest difference of two arrays; infinity if NaNs or non-numbers differ."""
     import numpy as np
 
@@ -199,7 +213,7 @@ def _compare_with_pmap(
                 reason = reason or "the copies of its results differ"
                 text = text or f"result{old.path}: it differs from device to device"
             before = rows[0] if rows else before.reshape(new.shape)
-        if (difference := _largest(before, new)) > bound:
+        if (difference := largest_difference(before, new)) > bound:
             factors = [*_factors(before, new, inputs)]
             # Off by the number of devices: the step mixed up a local and a global reduction.
             by_devices = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]

@@ -9,36 +9,25 @@ from jax.sharding import PartitionSpec as P
 
 def step(state, batch, rate, power):
     grads = jax.grad(lambda w: jnp.mean((batch @ w) ** power))(state)
-    return state - rate * jax.lax.pmean(grads, "i")
+    return state - rate * grads
 
 
 def result():
     n = jax.local_device_count()
-
-
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
-
-    def step_on_device(state, batch, rate, power):
-        batch = jax.tree.map(lambda x: x[0], batch)
-        return step(state, batch, rate, power)
-
-    def step_over_devices(state, batch, rate, power):
-        mapped = jax.shard_map(
-            lambda state, batch, rate: step_on_device(state, batch, rate, power),
-            mesh=mesh,
-            in_specs=(P(), P("i"), P()),
-            out_specs=P(),
-            check_vma=False,
-        )
-        return mapped(state, batch, rate)
-
-    p_step = jax.jit(step_over_devices, static_argnums=(3,))
+    p_step = jax.jit(
+        step,
+        in_shardings=(NamedSharding(mesh, P()), sharded, NamedSharding(mesh, P())),
+        out_shardings=NamedSharding(mesh, P()),
+        static_argnums=(3,),
+    )
     state = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
     for seed in range(3):
+        batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(
             sharded,
-            np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32),
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
         )
         state = p_step(state, batch, 0.1, 2)
     return np.asarray(state)

@@ -1,0 +1,81 @@
+# Decorators with static arguments, as AlgoPerf's submissions have them.
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class Workload:
+    power = 2
+
+    def loss_fn(self, w, batch):
+        return jnp.mean((batch @ w) ** self.power)
+
+
+mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+sharded = NamedSharding(mesh, P("batch"))
+
+
+def _pmapped_train_step_over_devices(workload, opt_update_fn, params, batch, rate):
+    mapped = jax.shard_map(
+        lambda params, batch, rate: _pmapped_train_step(
+            workload,
+            opt_update_fn,
+            params,
+            batch,
+            rate,
+        ),
+        mesh=mesh,
+        in_specs=(P(), P("batch"), P()),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return mapped(params, batch, rate)
+
+
+def _pmapped_train_step(workload, opt_update_fn, params, batch, rate):
+    loss, grads = jax.value_and_grad(lambda w: workload.loss_fn(w, batch))(params)
+    loss, grads = jax.lax.pmean((loss, grads), axis_name="batch")
+    return opt_update_fn(params, grads, rate), loss
+
+
+pmapped_train_step = jax.jit(
+    _pmapped_train_step_over_devices,
+    static_argnums=(0, 1),
+    donate_argnums=(2,),
+)
+
+
+def _pmapped_eval_step_over_devices(workload, params, batch):
+    mapped = jax.shard_map(
+        lambda params, batch: _pmapped_eval_step(workload, params, batch),
+        mesh=mesh,
+        in_specs=(P(), P("batch")),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return mapped(params, batch)
+
+
+def _pmapped_eval_step(workload, params, batch):
+    return jax.lax.pmean(workload.loss_fn(params, batch), axis_name="batch")
+
+
+pmapped_eval_step = jax.jit(_pmapped_eval_step_over_devices, static_argnums=(0,))
+
+
+def sgd(params, grads, rate):
+    return params - rate * grads
+
+
+def result():
+    workload = Workload()
+    params = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
+    for seed in range(3):
+        x = np.random.default_rng(seed).normal(size=(16, 3)).astype(np.float32)
+        batch = jax.make_array_from_process_local_data(sharded, x)
+        params, loss = pmapped_train_step(workload, sgd, params, batch, 0.1)
+    last = pmapped_eval_step(workload, params, batch)
+    return np.asarray(loss), np.asarray(last)
