@@ -104,7 +104,6 @@ class Layouts:
                 self.results[mapped, index] = self._result_layout(mapped, index)
         for mapped in self._mapped:
             self._lower_values(mapped)
-        self._lower_unpacked()
         self._lower_read_together()
         return before != (self._of_value, self.arguments, self.results)
 
@@ -174,17 +173,6 @@ class Layouts:
             fits = layout is not Layout.WHOLE or not is_stacked
         if not fits:
             self._of_value[id(value)] = Layout.SLICES
-
-    def _lower_unpacked(self) -> None:
-        """Make all values of one `a, b = replicate((a, b))` SLICES (stacked) if one of them is."""
-        by_node: dict[ast.AST, list[Value]] = {}
-        for value in self._values.all:
-            for definition in value.definitions:
-                if definition.kind == "replicate":
-                    by_node.setdefault(definition.node, []).append(value)
-        for values in by_node.values():
-            if any(self.value_layout(value) is not Layout.WHOLE for value in values):
-                self._of_value |= dict.fromkeys(map(id, values), Layout.SLICES)
 
     def _lower_read_together(self) -> None:
         """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -159,7 +159,7 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
+            return [*pmaps.reads_of(module, handle)]
         case ast.Return():
             return _reads_of_results(module, handle, None)
         case ast.Tuple() if isinstance(module.parent(parent), ast.Return):
@@ -168,23 +168,6 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _reads_of_parameter(module, handle, call)
     return None
-
-
-def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield `trainer.update`, where the class of `trainer` sets `self.update` in an assignment."""
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    for target in targets:
-        if not isinstance(target, ast.Attribute):
-            continue
-        owner = module.class_of_self(target)
-        if owner is None:
-            continue
-        for read in module.nodes(ast.Attribute):
-            if read.attr != target.attr or not isinstance(read.ctx, ast.Load):
-                continue
-            base = module.value(read.value) if isinstance(read.value, ast.Name) else None
-            if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
-                yield read
 
 
 def _reads_of_results(

@@ -1,7 +1,6 @@
 """Edits of arguments of mapped calls, of what places values on devices, and of what reads them."""
 
 import ast
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,33 +72,17 @@ class Placements:
         ]
         if not any(placements) and not call.keywords:
             return
-        inside = {node for argument in arguments for node in ast.walk(argument)}
-        if inside.isdisjoint(self._expressions_with_edits):
-            texts = [
-                self._module.text(argument)
-                if placement is None
-                else placement[0].fill(self._module.text(placement[1]))
-                for argument, placement in zip(arguments, placements, strict=True)
-            ]
-            function = self._module.text(call.func)
-            text = self._writer.render(Call(function, texts), call)
-            start = self._module.span(call.func)[1]
-            edit = Edit(start, self._module.span(call)[1], text[len(function) :])
-            self._writer.edits.append(edit)
-            return
-        # Edits must not overlap: only the text around the other edits is written.
-        for argument, placement in zip(arguments, placements, strict=True):
-            if placement is not None:
-                self._writer.around(argument, placement[1], *placement[0].flat().split(HOLE))
-        for keyword in call.keywords:
-            start = self._module.span(keyword)[0]
-            self._writer.edits.append(Edit(start, self._module.span(keyword.value)[0], ""))
-
-    @functools.cached_property
-    def _expressions_with_edits(self) -> set[ast.AST]:
-        """The expressions that other methods may edit: reads of first copies, calls, pmaps."""
-        firsts = {use.node for value in self._values.all for use in value.uses if use.of}
-        return {*firsts, *self._plan.mapped_of, *(fun.site.node for fun in self._plan.mapped)}
+        texts = [
+            self._module.text(argument)
+            if placement is None
+            else placement[0].fill(self._module.text(placement[1]))
+            for argument, placement in zip(arguments, placements, strict=True)
+        ]
+        function = self._module.text(call.func)
+        text = self._writer.render(Call(function, texts), call)
+        start = self._module.span(call.func)[1]
+        edit = Edit(start, self._module.span(call)[1], text[len(function) :])
+        self._writer.edits.append(edit)
 
     def _placement(
         self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call

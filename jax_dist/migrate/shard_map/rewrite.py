@@ -149,15 +149,14 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
         for fun in mapped
         if fun not in losing
         and shared.isdisjoint(map(id, arguments(fun)))
-        and (fun.is_static_decorator or any(_is_state(x, values) for x in arguments(fun)))
+        and (fun.is_static_decorator or any(_is_state(x) for x in arguments(fun)))
     ]
 
 
-def _is_state(value: Value, values: Values) -> bool:
-    """Return whether a value is replicated and then updated, or made by code not analyzed."""
+def _is_state(value: Value) -> bool:
+    """Return whether a value is replicated, or returned by a mapped call that also takes it."""
     kinds = {definition.kind for definition in value.definitions}
-    is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
-    return is_fed_back or any(map(values.is_of_file, value.definitions))
+    return bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
 
 
 def _remove_reductions(plan: Plan) -> None:

@@ -93,6 +93,7 @@ class Values:
         self._module, self._calls = module, frozenset(calls)
         self.changes: AxisChanges = changes
         self._of_key: dict[Hashable, Value] = {}  # one value for all keys that are joined
+        self._key_of_call: dict[ast.AST, Hashable] = {}  # by call of `replicate` and the like
         for call in calls:
             for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
                 for part in parts_of(module, argument):
@@ -124,12 +125,6 @@ class Values:
         while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
             base = base.value
         return base
-
-    def is_of_file(self, definition: Definition) -> bool:
-        """Return whether a function of this file makes the value in a way that is not analyzed."""
-        node: Any = definition.node
-        is_unknown = definition.kind == "unknown" and isinstance(node, ast.Call)
-        return is_unknown and called_function(self._module, node) is not None
 
     def targets(self, call: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield `(target, index)` for the targets of an expression; None: it gets all parts."""
@@ -294,6 +289,8 @@ class Values:
             kind = _KINDS.get(stacked.kind, "unknown") if stacked.kind else "unknown"
             kind = kind if index is None or kind == "replicate" else "unknown"
             definitions.append(Definition(kind, value, stacked.of))
+            # All of `a, b = replicate((a, b))` are placed by one call, so they are one value.
+            self._join(self._key_of_call.setdefault(value, key), key)
         elif not self._define_by_function(key, value, index):
             definitions.append(Definition("unknown", value))
 
