@@ -56,6 +56,34 @@ def argument_of(
     return dict(zip(with_default, defaults, strict=True)).get(parameter)
 
 
+def parameter_of(module: Module, argument: ast.expr, call: ast.Call) -> ast.arg | None:
+    """Return the parameter that gets an argument of a call.
+
+    None if the function, or one of its calls, is not in this file.
+    """
+    function = called_function(module, call)
+    if function is None or callers(module, function) is None:
+        return None
+    for parameter in scopes.parameters(function.args):
+        if argument_of(module, call, function, parameter) is argument:
+            return parameter
+    return None
+
+
+def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
+    """Return the calls that return a node, and its index in a returned tuple (None: no tuple).
+
+    There are none if the node is not returned, or not to this file alone.
+    """
+    statement, index = module.parent(node), None
+    if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
+        statement, index = module.parent(statement), statement.elts.index(node)
+    function = module.function(node)
+    if not isinstance(statement, ast.Return) or not isinstance(function, ast.FunctionDef):
+        return [], None
+    return callers(module, function) or [], index
+
+
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     """Return the calls `get_metrics(listed)` of Flax; None if other code reads the list too."""
     scope_and_bindings = module.scope(listed).lookup(listed.id)

@@ -9,7 +9,13 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
-from jax_dist.migrate.shard_map.expressions import argument_of, called_function, callers, results_of
+from jax_dist.migrate.shard_map.expressions import (
+    called_function,
+    callers,
+    parameter_of,
+    results_of,
+    returned_to,
+)
 
 _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
@@ -97,15 +103,11 @@ def read(module: Module, site: Site) -> Mapped:
         for name, node in site.arguments.items()
         if not (isinstance(node, ast.Constant) and node.value is None)
     }
-    if static and site.form != "call" and not _is_first_decorator(module, site):
+    fun = site.fun
+    is_method = isinstance(module.parent(fun), ast.ClassDef)
+    if static and site.form != "call" and (is_method or fun.decorator_list[0] is not site.node):
         raise Left("a decorator has static arguments", "Map the function below it instead.")
     return Mapped(site, texts, calls, parameters, axes, static, results, out, named)
-
-
-def _is_first_decorator(module: Module, site: Site) -> bool:
-    """Return whether pmap is the outermost decorator of a function that is not a method."""
-    is_method = isinstance(module.parent(site.fun), ast.ClassDef)
-    return site.fun.decorator_list[0] is site.node and not is_method
 
 
 def _text(module: Module, site: Site, node: ast.expr) -> str:
@@ -160,26 +162,17 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
             return [*pmaps.reads_of(module, handle)]
-        case ast.Return():
-            return _reads_of_results(module, handle, None)
-        case ast.Tuple() if isinstance(module.parent(parent), ast.Return):
-            return _reads_of_results(module, handle, parent.elts.index(handle))
+        case ast.Return() | ast.Tuple():
+            return _reads_of_results(module, handle)
         case ast.Call() | ast.keyword():
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _reads_of_parameter(module, handle, call)
     return None
 
 
-def _reads_of_results(
-    module: Module, handle: ast.expr, index: int | None
-) -> Sequence[ast.expr] | None:
-    """Return where callers read the returned `handle`, at `index` of a tuple; None if unknown."""
-    function = module.function(handle)
-    if not isinstance(function, ast.FunctionDef):
-        return None
-    calls = callers(module, function)
-    if not calls:
-        return None
+def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+    """Return where callers read the returned `handle`, alone or in a tuple; None if unknown."""
+    calls, index = returned_to(module, handle)
     reads: list[ast.expr] = []
     for call in calls:
         if index is None:
@@ -198,14 +191,13 @@ def _reads_of_results(
 
 def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
     """Return the reads of the parameter to which `call` passes `handle`; None if unknown."""
-    function = called_function(module, call) if isinstance(call, ast.Call) else None
-    calls = None if function is None else callers(module, function)
-    if function is None or calls is None or len(calls) != 1:  # others pass other functions
+    parameter = parameter_of(module, handle, call) if isinstance(call, ast.Call) else None
+    function: Any = called_function(module, call) if parameter is not None else None
+    if (
+        parameter is None or len(callers(module, function) or ()) != 1
+    ):  # others pass other functions
         return None
-    for parameter in scopes.parameters(function.args):
-        if argument_of(module, call, function, parameter) is handle:
-            return module.reads(module.scopes.of[function], parameter.arg)
-    return None
+    return module.reads(module.scopes.of[function], parameter.arg)
 
 
 def _parameters(

@@ -116,18 +116,13 @@ class Writer:
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Replace a node by `name(first, inner, last)`, where `inner` is a part of it."""
-        text = self.module.text(inner)
-        call = Call(name, [part for part in (first, HOLE, last) if part])
-        if "\n" in text:
-            self.put_around(node, call, inner)
-        else:
-            self.replace(node, self.render(call.fill(text), node))
+        self.put_around(node, Call(name, [part for part in (first, HOLE, last) if part]), inner)
 
     def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
         """Replace a node by a call with `inner` as its HOLE; other edits may change `inner`."""
         inner = inner or node
         text, outer = self.module.text(inner), call.flat()
-        used = len(self.module.margins(node)[0] + outer + text)
+        used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))
         if "\n" in text or used > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
             row = f"\n{indent}{_HANG}"

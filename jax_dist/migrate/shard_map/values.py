@@ -12,7 +12,7 @@ import functools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import functions, scopes
+from jax_dist.lint.model import functions
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
@@ -24,8 +24,10 @@ from jax_dist.migrate.shard_map.expressions import (
     container_around,
     list_reads,
     loop_item,
+    parameter_of,
     parts_of,
     results_of,
+    returned_to,
     waits,
 )
 
@@ -402,31 +404,19 @@ class Values:
 
     def _join_parameter(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
         """Join a key with the parameter that gets it; False if not all callers are in the file."""
-        function = called_function(self._module, call)
-        if function is None or callers(self._module, function) is None:
+        parameter = parameter_of(self._module, load, call)
+        if parameter is None:
             return False
-        for parameter in scopes.parameters(function.args):
-            if argument_of(self._module, call, function, parameter) is load:
-                if parameter not in self._of_key:
-                    self._of_key[parameter] = Value([parameter])
-                    self._record(parameter, ast.Name(parameter.arg, ast.Load()))
-                self._join(key, parameter)
-                return True
-        return False
+        if parameter not in self._of_key:
+            self._of_key[parameter] = Value([parameter])
+            self._record(parameter, ast.Name(parameter.arg, ast.Load()))
+        self._join(key, parameter)
+        return True
 
     def _join_callers(self, key: Hashable, load: ast.expr) -> bool:
         """Join a key with the targets of all calls of the function that returns it; or False."""
-        module = self._module
-        parent, index = module.parent(load), None
-        if isinstance(parent, ast.Tuple) and isinstance(module.parent(parent), ast.Return):
-            parent, index = module.parent(parent), parent.elts.index(load)
-        function = module.function(load)
-        if not isinstance(parent, ast.Return) or not isinstance(function, ast.FunctionDef):
-            return False
-        calls = callers(module, function)
-        if not calls:
-            return False
-        return all(
+        calls, index = returned_to(self._module, load)
+        return bool(calls) and all(
             self._join_targets(key, [target for target, at in self.targets(call) if at == index])
             for call in calls
         )

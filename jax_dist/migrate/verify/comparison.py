@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
@@ -169,34 +169,25 @@ def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
     return min(of_file, default=None, key=lambda verdict: abs(verdict.line - call.line))
 
 
+@dataclasses.dataclass(slots=True)
 class _Rounding:
     """How much the values of one process may be rounded, as its replayed calls have shown."""
 
-    def __init__(self) -> None:
-        self._epsilon = 1e-7  # by which the arguments of replayed calls were perturbed
-        # By place: how much of its largest element each result then changes at most.
-        self._tolerances: dict[Key, Sequence[float]] = {}
-        self._drift = 0.0  # the most that a result was rounded so far
-
-    def learn(self, place: Key, replay: Mapping[str, Any]) -> None:
-        """Record the tolerances of a place from one replayed call."""
-        self._epsilon, tolerances = replay["epsilon"], replay["tolerances"]
-        self._tolerances[place] = [*map(max, tolerances, self._tolerances.get(place, tolerances))]
-
-    def allows_argument(self, deviation: float) -> bool:
-        """Return whether an argument may be made of results that were rounded before."""
-        return deviation <= _FACTOR * self._drift
+    epsilon: float = 1e-7  # by which the arguments of the last replayed call were perturbed
+    # By place: how much of its largest element each result then changes at most.
+    tolerances: dict[Key, Sequence[float]] = dataclasses.field(default_factory=dict)
+    drift: float = 0.0  # the most that a result was rounded so far
 
     def allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:
         """Return whether a result may deviate, in a call whose arguments deviate by `of_inputs`."""
-        known = self._tolerances.get(place)
-        largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
+        known = self.tolerances.get(place)
+        largest = max(itertools.chain(*self.tolerances.values()), default=0.0)
         tolerance = known[index] if known else largest  # a step of shard_map is not replayed
         if tolerance < math.inf:  # infinite: another class, once its inputs are perturbed
-            tolerance = min(tolerance * max(1.0, of_inputs / self._epsilon), _MOST_ROUNDING)
+            tolerance = min(tolerance * max(1.0, of_inputs / self.epsilon), _MOST_ROUNDING)
         if deviation > tolerance:
             return False
-        self._drift = max(self._drift, deviation)
+        self.drift = max(self.drift, deviation)
         return True
 
 
@@ -221,7 +212,8 @@ def _judge_call(
         if not new.replay["text"]:
             verdict.replays += 1
             if rounding is not None:
-                rounding.learn(place, new.replay)
+                rounding.epsilon = new.replay["epsilon"]
+                rounding.tolerances[place] = new.replay["tolerances"]
         elif not verdict.difference:
             # A replay starts from the arguments of the old run: no earlier call is the cause.
             verdict.difference = f"call {number + 1}, {new.replay['text']}"
@@ -256,7 +248,7 @@ def _call_difference(place: Key, old: Call, new: Call | None, rounding: _Roundin
             if index is not None:
                 is_allowed = rounding.allows_result(place, index, deviation, of_inputs)
             else:
-                is_allowed = rounding.allows_argument(deviation)
+                is_allowed = deviation <= _FACTOR * rounding.drift
                 of_inputs = max(of_inputs, deviation)
             text = "" if is_allowed else text
         if text:

@@ -132,7 +132,7 @@ class Recorder:
                 event["replay"] = self._replay(number, step, options, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
         except BaseException as error:
-            event["raised"] = f"{_public_class(error).__name__}: {error}"[:500]
+            event["raised"] = f"{type(error).__name__}: {error}"[:500]
             self._write(event, {})
             raise
         finally:
@@ -204,16 +204,6 @@ class _Recorded:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
-
-
-def _public_class(error: BaseException) -> type:
-    """Return the class of an error, or for a private one of jax, its first public base.
-
-    The private ones differ between pmap and jit: jit has its own ValueError for sizes that the
-    number of devices does not divide.
-    """
-    classes = type(error).__mro__
-    return next(cls for cls in classes if not cls.__module__.startswith("jax._src"))
 
 
 def _describe(
