@@ -84,10 +84,6 @@ class MigrationReport:
         }
 
 
-def _format_json(report: MigrationReport) -> str:
-    return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-
 def _format_text(report: MigrationReport) -> str:
     """Return the report with one line for each place, as compilers write errors."""
     lines = [f"{place.where}: {_outcome(place)}" for place in report.places]
@@ -150,7 +146,7 @@ def _first_line(text: str) -> str:
 
 
 FORMATS: dict[str, Callable[[MigrationReport], str]] = {  # by the suffix of the file
-    ".json": _format_json,
+    ".json": lambda report: json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n",
     ".md": lambda report: "\n".join(_markdown_lines(report)) + "\n",
     ".txt": _format_text,
 }

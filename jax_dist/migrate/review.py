@@ -31,23 +31,17 @@ def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Se
         return {}
     lines: dict[int, list[Span]] = {}
     for node in nodes:
-        if isinstance(node, ast.expr) and _can_be_marked(module, node, nodes):
+        is_read = isinstance(node, ast.expr) and isinstance(
+            getattr(node, "ctx", ast.Load()), ast.Load
+        )
+        if not is_read or not module.holds(node):
+            continue
+        around = [*module.ancestors(node)]
+        is_marked = any(outer in nodes for outer in around)  # a marker around it is enough
+        if not is_marked and not any(isinstance(x, ast.JoinedStr | ast.pattern) for x in around):
             span = module.span(node)
             lines.setdefault(source.position(span[0]).line, []).append(span)
     return {line: sorted(spans) for line, spans in sorted(lines.items())}
-
-
-def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -> bool:
-    """Return whether a call can be put around a node: a read, not inside another of `nodes`."""
-    is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-    return (
-        is_read
-        and module.holds(node)
-        and not any(
-            around in nodes or isinstance(around, ast.JoinedStr | ast.pattern)
-            for around in module.ancestors(node)
-        )
-    )
 
 
 def mark(file: FileMigration, path: str) -> bytes:

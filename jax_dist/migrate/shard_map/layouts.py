@@ -98,21 +98,18 @@ class Layouts:
         before = dict(self._of_value), dict(self.arguments), dict(self.results)
         for mapped in self._mapped:
             for position, axis in enumerate(mapped.axes):
+                nodes = [mapped.arguments(call)[position] for call in mapped.calls]
+                layouts = {*map(self.layout_of, nodes)}
+                layout = layouts.pop() if len(layouts) == 1 else Layout.SLICES  # calls differ
                 if position not in mapped.static:
-                    self.arguments[mapped, position] = self._argument_layout(mapped, position, axis)
+                    whole = Layout.WHOLE  # in_axes=None gives it to all devices
+                    self.arguments[mapped, position] = whole if axis is None else layout
             for index in range(mapped.results or 1):
                 self.results[mapped, index] = self._result_layout(mapped, index)
         for mapped in self._mapped:
             self._lower_values(mapped)
         self._lower_read_together()
         return before != (self._of_value, self.arguments, self.results)
-
-    def _argument_layout(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
-        """Return an argument's layout in all calls; SLICES (stacked) if they differ."""
-        layouts = {self.layout_of(mapped.arguments(call)[position]) for call in mapped.calls}
-        if axis is None:
-            return Layout.WHOLE
-        return layouts.pop() if len(layouts) == 1 else Layout.SLICES
 
     def layout_of(self, node: ast.expr) -> Layout:
         """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""

@@ -116,7 +116,9 @@ class Placements:
         placing = Call(place, [sharding, local])
         if inner is argument and self._can_be_rebound(argument, call):
             text = self._module.text(argument)
-            self._writer.assign_above(argument, text, placing.fill(text))
+            column = len(self._writer.indent(argument))
+            line = self._writer.assignment(text, placing.fill(text), column)
+            self._writer.above(argument, [line])
             return None
         return placing, inner
 
@@ -154,7 +156,9 @@ class Placements:
         # Slices last: what defines them may hold reads of the other values.
         is_sliced = lambda value: self._layouts.value_layout(value) is Layout.SLICES
         for value in sorted(self._values.all, key=is_sliced):
-            mapped, layout = self._plan.first_mapped(value), self._layouts.value_layout(value)
+            calls = {part.call for part in (*value.uses, *value.definitions) if part.call}
+            mapped = next((f for f in self._plan.mapped if not calls.isdisjoint(f.calls)), None)
+            layout = self._layouts.value_layout(value)
             if mapped is None:
                 continue
             if layout is not Layout.SLICES:

@@ -11,7 +11,7 @@ from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.text import Call, Writer
-from jax_dist.migrate.shard_map.values import Value, Values
+from jax_dist.migrate.shard_map.values import Values
 
 
 class Plan:
@@ -125,12 +125,6 @@ class Plan:
             return "keys" in kinds and kinds <= {"keys", "result"}
         stacked = self.values.changes.find(node)
         return stacked is not None and stacked.kind is Kind.KEYS
-
-    def first_mapped(self, value: Value) -> Mapped | None:
-        """Return the first mapped function of the file that a value goes through."""
-        calls = {use.call for use in value.uses} | {d.call for d in value.definitions}
-        mapped = {self.mapped_of[call] for call in calls if call is not None}
-        return next((fun for fun in self.mapped if fun in mapped), None)
 
 
 def home_of(module: Module, node: ast.AST) -> ast.AST:

@@ -44,8 +44,11 @@ class Steps:
             fun, options = self._pass_by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
         body: Expression = self._shard_map(mapped, self._body_function(mapped, fun))
-        if mapped.static:
-            body = self._define_per_static(mapped, fun, body)
+        if mapped.static:  # shard_map takes arrays only: a new function binds the other arguments
+            name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
+            lines = [("mapped = ", body), ("return ", Call("mapped", mapped.dynamic))]
+            self._writer.define(at, name, mapped.parameters, lines)
+            body = name
         return Call(self._writer.name("jax.jit", at), [body, *options])
 
     def _jit_options(self, mapped: Mapped) -> list[Expression]:
@@ -85,13 +88,6 @@ class Steps:
             "check_vma=False",
         ]
         return Call(self._writer.name("jax.shard_map", at), [*filter(None, [body]), *options])
-
-    def _define_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
-        """Return the name of a new function that maps inside, where static arguments are bound."""
-        name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
-        lines = ["mapped = ", body], ["return ", Call("mapped", mapped.dynamic)]
-        self._writer.define(mapped.site.node, name, mapped.parameters, lines)
-        return name
 
     def _body_function(self, mapped: Mapped, fun: str) -> Expression:
         """Return the text of the function to map: `fun`, or a new one around it.

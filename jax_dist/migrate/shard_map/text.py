@@ -194,10 +194,6 @@ class Writer:
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
         self.insert(start, f"{text[len(indent) :]}\n{indent}")
 
-    def assign_above(self, node: ast.AST, name: str, call: Call) -> None:
-        """Insert `name = call` above the statement of a node."""
-        self.above(node, [self.assignment(name, call, len(self.indent(node)))])
-
     def assignment(self, name: str, call: Expression, column: int, indent: str = "") -> str:
         """Return `name = call`; its further lines begin with `indent`, the first at `column`."""
         text = call

@@ -13,14 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
 from jax_dist.migrate.verify.recording.records import Call, find_calls, read_call
-
-Progress: TypeAlias = Callable[[str], None]
 
 _RECORDING = Path(__file__).parent / "recording"
 _MAPPED = Path(__file__).parents[1] / "_mapped.py"
@@ -83,8 +81,7 @@ def run_recorded(
     written: Mapping[str, Sequence[int]] | None = None,
     replayed: str = "",
     kept: str | None = None,
-    progress: Progress = lambda text: None,
-    title: str = "",
+    report_seconds: Callable[[float], None] = lambda seconds: None,
 ) -> Run:
     """Run a command in a temporary copy of a project, and return its recorded calls.
 
@@ -97,8 +94,7 @@ def run_recorded(
       written: by path, the lines that a migration wrote, whose calls of jax.jit are recorded.
       replayed: the folder of the old program's records, for replays of the steps; "": none.
       kept: the folder for the records of this run; None: they are not kept.
-      progress: is called with a text, `title` and the seconds so far.
-      title: what runs.
+      report_seconds: is called with the seconds so far.
     """
     with tempfile.TemporaryDirectory(prefix="jax-dist-migrate-") as name:
         work = Path(name)
@@ -123,7 +119,7 @@ def run_recorded(
                 cwd=tree / os.path.relpath(os.getcwd(), root),
                 environment=_environment(injected, tree, work / "tmp", devices),
                 timeout=timeout,
-                report_seconds=lambda seconds: progress(f"{title}: {seconds:.0f} s"),
+                report_seconds=report_seconds,
             )
         output, errors = (
             (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)

@@ -2,18 +2,17 @@
 
 import dataclasses
 import difflib
-import functools
 import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
-from jax_dist.migrate.verify.runs import Progress
+from jax_dist.migrate.verify.runs import Run
 
 # By the form of a place that differed: the one to migrate it to instead; None: leave it.
 _FALLBACKS: dict[str, Target | None] = {
@@ -33,7 +32,7 @@ def verify(
     *,
     devices: int = 8,
     timeout: float | None = None,
-    progress: Progress = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Sequence[FileMigration], Verification]:
     """Run a program before and after its migration, and compare the calls of mapped functions.
 
@@ -55,11 +54,15 @@ def verify(
     by_path = _map_paths(files, root)
     forms = _forms(by_path)
     with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as records:
-        run = functools.partial(
-            runs.run_recorded, command, root, devices=devices, timeout=timeout, progress=progress
-        )
+
+        def run(texts: Mapping[str, bytes], title: str, **options: Any) -> Run:
+            """Run the command with these texts of files; `options` are of `run_recorded`."""
+            report_seconds = lambda seconds: progress(f"{title}: {seconds:.0f} s")
+            options |= {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
+            return runs.run_recorded(command, root, texts, **options)
+
         texts = {path: review.mark(file, path) for path, file in by_path.items() if file.touched}
-        before = run(texts, title="running the old program", kept=records)
+        before = run(texts, "running the old program", kept=records)
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
             """Run the migrated program, and return the verdicts, with lines that did not run."""
@@ -67,8 +70,8 @@ def verify(
             has_jits = "jit" in _forms(changed).values()
             after = run(
                 {path: file.after for path, file in changed.items()},
+                title,
                 written={path: written_lines(file) for path, file in changed.items()},
-                title=title,
                 replayed=records if has_jits else "",
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.

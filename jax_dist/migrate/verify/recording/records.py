@@ -17,11 +17,7 @@ class Leaf(NamedTuple):
     rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
     copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
     key: str = ""  # of the array in the .npz file
-    array: Any = None  # the NumPy array, or a corner if it was too large; None: it was not kept
-
-    def is_kept(self) -> bool:
-        """Return whether its value is known."""
-        return self.text is not None or self.array is not None
+    array: Any = None  # the NumPy array, or a corner if it was too large; None: it is no array
 
 
 class Call(NamedTuple):
