@@ -25,7 +25,7 @@ def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
         vendored_function = "mapped" if function == "pmap" else function
         for name in module.used_names():
             home, _, last = name.rpartition(".")
-            if is_home(home) and home != module.name and last == vendored_function:
+            if is_vendored(name) and home != module.name and last == vendored_function:
                 names.append(name)
     return tuple(names)
 
@@ -35,11 +35,6 @@ def find(module: Module, target: Target) -> list[Site]:
     return pmaps.sites(module, names_of(module, "pmap", target))
 
 
-def is_home(dotted: str) -> bool:
-    """Return whether a dotted name is that of a vendored module."""
-    return dotted.rpartition(".")[2] == VENDORED
-
-
 def is_vendored(dotted: str) -> bool:
-    """Return whether a dotted name is of a function of a vendored module."""
-    return is_home(dotted.rpartition(".")[0])
+    """Return whether a dotted name is of a function of a vendored module: `pkg._mapped.mapped`."""
+    return dotted.split(".")[-2:-1] == [VENDORED]

@@ -5,6 +5,7 @@ computed from the whole batch. Only a run can show whether the numbers stay the 
 """
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,12 +66,12 @@ def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
 
 def why_it_differs(module: Module, mapped: Mapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
-    nodes = nodes_of(module, mapped)
-    words = {getattr(node, name, None) for node in nodes for name in ("id", "attr", "arg", "value")}
-    if {"batch_stats", "BatchNorm", "batch_norm"} & {w for w in words if isinstance(w, str)}:
+    nodes = [node for node in nodes_of(module, mapped) if module.holds(node)]
+    text = "\n".join(module.text(node) for node in nodes if isinstance(node, ast.stmt))
+    if re.search(r"\b(batch_stats|BatchNorm|batch_norm)\b", text):
         return "batch norm sees the whole batch"
-    names = [module.qualified_name(node) or "" for node in nodes if isinstance(node, ast.Attribute)]
-    if "rngs" in words or any(name.startswith("jax.random.") for name in names):
+    names = (module.qualified_name(node) for node in nodes if isinstance(node, ast.Attribute))
+    if re.search(r"\brngs\b", text) or any(name and "jax.random." in name for name in names):
         return "its random numbers are drawn for the whole batch"
     return "it gives something else for the whole batch"
 

@@ -41,13 +41,6 @@ class Layouts:
         """Return the layout of a value."""
         return self._of_value[id(value)]
 
-    def loses_axis(self, mapped: Mapped) -> bool:
-        """Return whether at least one mapped argument of a function loses the device axis."""
-        return any(
-            axis is not None and self.arguments.get((mapped, p)) not in (None, Layout.SLICES)
-            for p, axis in enumerate(mapped.axes)
-        )
-
     def _first_guess(self, value: Value) -> Layout:
         """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
         kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}

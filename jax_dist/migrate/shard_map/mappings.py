@@ -37,14 +37,6 @@ class Mapped:
     named: frozenset[str] = frozenset()  # parameters that the function takes by name only
 
     @property
-    def axis_name(self) -> str | None:
-        return self.texts.get("axis_name")
-
-    @property
-    def devices(self) -> ast.expr | None:
-        return self.site.arguments["devices"] if "devices" in self.texts else None
-
-    @property
     def is_static_decorator(self) -> bool:
         """Return whether it is a decorator of a function with static arguments."""
         return bool(self.static) and self.site.form != "call"

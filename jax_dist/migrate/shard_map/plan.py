@@ -42,7 +42,7 @@ class Plan:
                 if line in shard_map_lines:
                     reason = shard_map_lines[line]
                     raise Left(reason or global_steps.why_it_differs(self.module, mapped))
-                axis = mapped.axis_name or self._default_axis
+                axis = mapped.texts.get("axis_name", self._default_axis)
                 self.reductions[mapped] = global_steps.reductions(
                     self.module, mapped, self.layouts, axis, keys
                 )
@@ -76,7 +76,7 @@ class Plan:
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
         is_constant = isinstance(value, ast.Constant) and self.module.function(value) is not None
-        return self.module.text(value) if is_constant else mapped.axis_name
+        return self.module.text(value) if is_constant else mapped.texts.get("axis_name")
 
     def mesh(self, at: ast.AST, mapped: Mapped) -> str:
         """Return the variable of a mapped function's mesh, for use at a node."""
@@ -95,9 +95,9 @@ class Plan:
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
         """Return the code of a mesh's devices: all, or those that pmap was given."""
-        devices, text = mapped.devices, mapped.texts.get("devices", "")
+        devices, text = mapped.site.arguments.get("devices"), mapped.texts.get("devices", "")
         jax_devices = self.writer.name("jax.devices", at)
-        if devices is None or stacking.lists_devices(self.module, devices, all_of_them=True):
+        if not text or stacking.lists_devices(self.module, devices, all_of_them=True):
             return f"{jax_devices}()"
         may_be_none = isinstance(devices, ast.Name | ast.Attribute)
         return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text

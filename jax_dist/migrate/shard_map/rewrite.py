@@ -17,7 +17,7 @@ from jax_dist.migrate import sites
 from jax_dist.migrate.places import Left, PlannedPlace, Target
 from jax_dist.migrate.shard_map import mappings
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
-from jax_dist.migrate.shard_map.layouts import Layouts
+from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import Plan
@@ -142,7 +142,15 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
         nodes = [fun.arguments(call)[p] for call in fun.calls for p in positions]
         return [value for value in map(values.find, nodes) if value is not None]
 
-    losing = [fun for fun in mapped if layouts.loses_axis(fun)]
+    kept = (None, Layout.SLICES)  # None: a static argument
+    losing = [
+        fun
+        for fun in mapped
+        if any(
+            fun.is_mapped(position) and layouts.arguments.get((fun, position)) not in kept
+            for position in range(len(fun.axes))
+        )
+    ]
     shared = {id(value) for fun in losing for value in arguments(fun)}
     return [
         fun

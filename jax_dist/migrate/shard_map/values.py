@@ -13,7 +13,6 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import functions
-from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
@@ -226,22 +225,16 @@ class Values:
             return
         home, bindings = scope_and_bindings
         binding = next((binding for binding in bindings if binding.node is key), None)
-        if binding is not None and not isinstance(getattr(binding.node, "ctx", None), ast.Del):
-            self._define_binding(key, binding)
+        if binding is not None and binding.kind == "parameter":
+            self._define_parameter(key, binding.node)
+        elif binding is not None and binding.kind == "assign" and binding.value is not None:
+            self._define(key, binding.node, binding.value, None)
+        elif binding is not None and not isinstance(getattr(binding.node, "ctx", None), ast.Del):
+            self._define_target(key, binding.node)
         for load in module.reads(home, node.id):  # type: ignore[attr-defined] # a name
             if any(other.node is key for other in module.reaching(load) or ()):
                 self._use(key, load)
                 self._visit(load)
-
-    def _define_binding(self, key: Hashable, binding: Binding) -> None:
-        """Record the definition of a name by one of its bindings."""
-        node = binding.node
-        if binding.kind == "parameter":
-            self._define_parameter(key, node)
-        elif binding.kind == "assign" and binding.value is not None:
-            self._define(key, node, binding.value, None)
-        else:
-            self._define_target(key, node)
 
     def _define_target(self, key: Hashable, target: Any) -> None:
         """Record what is assigned to a target, alone or as one of a tuple of targets."""

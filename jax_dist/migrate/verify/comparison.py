@@ -131,8 +131,12 @@ def compare(
     for old_calls, new_calls in zip(before.calls, after.calls, strict=False):
         rounding = _Rounding() if may_round else None
         for number, (old, new) in enumerate(itertools.zip_longest(old_calls, new_calls)):
-            verdict = None if old is None else _verdict_on(old, verdicts)
-            if old is not None and verdict is not None:
+            of_file = [verdict for verdict in verdicts if old and verdict.path == old.path]
+            if old is not None and of_file:
+                # The line of a call is where `@partial(` stands, that of a place where `jax.pmap`
+                # does, which may be below it: the nearest is meant.
+                line = old.line
+                verdict = min(of_file, key=lambda verdict: abs(verdict.line - line))
                 is_first = not any(other.difference for other in verdicts)
                 _judge_call(verdict, number, old, new, rounding, is_first=is_first)
         extra = len(new_calls) - len(old_calls)
@@ -157,16 +161,6 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
         yield f"exit code {before.exit_code} before, {after.exit_code} after:"
         failed = after if after.exit_code else before
     yield from (f"  {line}" for line in failed.errors.strip().splitlines()[-_TAIL:])
-
-
-def _verdict_on(call: Call, verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the verdict on the place that mapped the function of a call; None if unknown.
-
-    A recorded call has the line where its function was mapped, and a place that of `jax.pmap`. Both
-    differ in `@functools.partial(` with `jax.pmap` on the next line: the nearest place is meant.
-    """
-    of_file = [verdict for verdict in verdicts if verdict.path == call.path]
-    return min(of_file, default=None, key=lambda verdict: abs(verdict.line - call.line))
 
 
 @dataclasses.dataclass(slots=True)

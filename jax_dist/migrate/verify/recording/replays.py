@@ -58,10 +58,12 @@ def replay(
     devices = [*meshes[0].devices.ravel()]
     run = functools.partial(_run, step, options, tree, devices)
     epsilon, (results, *perturbed) = run(len(devices), inputs, _PERTURBED)
-    bounds = [
-        _bound(epsilon, result, changed)
-        for result, *changed in zip(results, *perturbed, strict=True)
-    ]
+    bounds = []
+    for result, *changed in zip(results, *perturbed, strict=True):
+        bound = max(largest_difference(result, other) for other in changed)
+        if result.dtype.kind == "f":
+            bound = _FACTOR * (bound + epsilon * _largest_element(result))
+        bounds.append(bound)
     _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
     for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
         _, (fewer,) = run(count, inputs, 0)
@@ -165,14 +167,6 @@ def _perturb(x: Any, epsilon: float, seed: int) -> Any:
     epsilon = max(epsilon, float(jax.numpy.finfo(x.dtype).eps))
     signs = np.random.default_rng(seed).choice([-epsilon, epsilon], x.shape)
     return (x.astype(np.float64) * (1 + signs)).astype(x.dtype)
-
-
-def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
-    """Return by how much a result may be rounded; `changed` are results of perturbed inputs."""
-    largest = max((largest_difference(result, other) for other in changed), default=0.0)
-    if result.dtype.kind != "f":
-        return largest
-    return _FACTOR * (largest + epsilon * _largest_element(result))
 
 
 def _largest_element(x: Any) -> float:
