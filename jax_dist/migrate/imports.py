@@ -10,7 +10,7 @@ from jax_dist.lint.model.findings import Edit, apply_edits
 from jax_dist.lint.model.new_imports import remove_names
 from jax_dist.lint.model.scopes import NameScope
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
-from jax_dist.migrate.sites import is_vendored
+from jax_dist.migrate.renames import is_vendored
 
 # Calls without effects, whose results a migration may leave unread.
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
@@ -123,26 +123,19 @@ def _removals(
     unused: list[ast.alias],
     above: Edit | None,
 ) -> list[Edit]:
-    """Return the edits that take `unused` out of an import; `above` is the removal before it."""
-    start, end = module.span(statement)
-    line = module.source.line_text(start)
-    after = module.source.line_text(end)[module.source.position(end).column - 1 :]
+    """Return the edits that take the names `unused` out of an import.
+
+    `above` is the removal before it. Of two blank lines that a removal would join, one goes too.
+    """
+    before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:
         return []  # a comment may be the reason why it is there
-    if len(unused) == len(statement.names):
-        if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
-            return []  # another statement shares its line
-        top = start if above is None or above.end != start else above.start
-        is_under_blank = (
-            not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
-        )
-        below = _next_line(module, end)
-        if is_under_blank and not module.source.line_text(below).strip():
-            below = _next_line(module, below)
-        return [Edit(start, below, "")]
-    return remove_names(module, statement, unused)
-
-
-def _next_line(module: Module, end: int) -> int:
-    newline = re.compile(rb"[ \t]*(?:\r\n|\n|\r)").match(module.source.code, end)
-    return end if newline is None else newline.end()
+    if len(unused) < len(statement.names):
+        return remove_names(module, statement, unused)
+    if before.strip() or after.strip():
+        return []  # another statement shares its line
+    edit, code = module.line_edit(statement), module.source.code
+    top = edit.start if above is None or above.end != edit.start else above.start
+    is_under_blank = not code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+    is_above_blank = is_under_blank and code[edit.end : edit.end + 1] == b"\n"
+    return [Edit(edit.start, edit.end + is_above_blank, "")]

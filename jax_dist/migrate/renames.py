@@ -1,6 +1,7 @@
 """The targets that change names only: `jax_dist.pmap`, or `mapped` of the vendored module.
 
-Both take and return what pmap does, so the code around them stays. One thing is removed:
+Both take and return what pmap does, so the code around them stays. Each target takes what the
+others wrote: `jax_dist.pmap`, and `mapped` of a vendored module. One thing is removed:
 a bare `jax.jit` around a pmap, since inside a jit neither could place its arguments. Removed names
 of JAX, and the pmaps of other libraries, change with it.
 """
@@ -11,14 +12,14 @@ from typing import Any
 
 from jax_dist import _codes
 from jax_dist.lint.engine import linter
-from jax_dist.lint.model import new_imports
+from jax_dist.lint.model import new_imports, pmaps
 from jax_dist.lint.model.findings import Code, Edit, Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
-from jax_dist.migrate import sites
 from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
+from jax_dist.migrate.verify.recording.calls import VENDORED
 
 # The rules whose safe fixes a migration makes too.
 CODES: frozenset[Code] = frozenset(
@@ -44,7 +45,7 @@ class Renames:
         """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
         jits = places_of_rules(self._module, jax, _JITS)
         return [
-            *map(self._place_of_site, sites.find(self._module, self._target)),
+            *map(self._place_of_site, find_sites(self._module, self._target)),
             *(place for place in jits if place.fix is not None),
             *self._places_of_puts(),
             *self._places_of_other_pmaps(),
@@ -71,7 +72,7 @@ class Renames:
     def _fix(self, site: Site) -> Fix | None:
         """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
         module, reference = self._module, site.reference
-        names = sites.names_of(module, "pmap", self._target)
+        names = names_of(module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
             dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
             return self._rename(reference, "pmap") if dotted in names else None
@@ -99,7 +100,7 @@ class Renames:
     def _places_of_puts(self) -> Iterator[PlannedPlace]:
         """Yield each use of a function that JAX removed, under a new name."""
         for function in ("device_put_replicated", "device_put_sharded"):
-            for node in self._module.uses(*sites.names_of(self._module, function, self._target)):
+            for node in self._module.uses(*names_of(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
                 fix = self._rename(node, function)
@@ -164,3 +165,33 @@ def places_of_rules(
         )
         places.append(PlannedPlace(place, fix if is_made else None))
     return places
+
+
+def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
+    """Return the dotted names, in jax, jax_dist or a vendored module, that `target` replaces.
+
+    Args:
+      module: the file.
+      function: "pmap", "device_put_replicated" or "device_put_sharded".
+      target: what they become; its own name for the function is not replaced.
+    """
+    names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
+    if target != "jax_dist":
+        names.append(f"jax_dist.{function}")
+    if target != "vendored":
+        vendored_function = "mapped" if function == "pmap" else function
+        for name in module.used_names():
+            home, _, last = name.rpartition(".")
+            if is_vendored(name) and home != module.name and last == vendored_function:
+                names.append(name)
+    return tuple(names)
+
+
+def find_sites(module: Module, target: Target) -> list[Site]:
+    """Return every reference to a mapping function that `target` replaces, in order."""
+    return pmaps.sites(module, names_of(module, "pmap", target))
+
+
+def is_vendored(dotted: str) -> bool:
+    """Return whether a dotted name is of a function of a vendored module: `pkg._mapped.mapped`."""
+    return dotted.split(".")[-2:-1] == [VENDORED]

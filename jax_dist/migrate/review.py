@@ -6,7 +6,7 @@ the line and returns the value. Lines keep their numbers.
 
 import ast
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jax_dist.lint.model.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
@@ -53,13 +53,3 @@ def mark(file: FileMigration, path: str) -> bytes:
         for edit in (Edit(start, start, f"{MARKER}({path!r}, {line}, "), Edit(end, end, ")"))
     ]
     return apply_edits(file.before, edits)
-
-
-def find_unreached(
-    path: str, file: FileMigration, ran: Collection[tuple[str, int]]
-) -> Iterator[Unreached]:
-    """Yield the lines of a file that read a changed value and are not in `ran`."""
-    lines = file.before.decode("utf-8", "replace").splitlines()
-    for line in sorted(file.touched):
-        if (path, line) not in ran:
-            yield Unreached(file.path, line, lines[line - 1].strip())

@@ -79,7 +79,12 @@ def read(module: Module, site: Site) -> Mapped:
         )
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, named = _parameters(module, site, function, calls)
-    static = _static_positions(site.arguments.get("static_broadcasted_argnums"))
+    numbers = _literal(site.arguments.get("static_broadcasted_argnums"), ())
+    if numbers is NotImplemented:
+        raise Left(
+            "static_broadcasted_argnums is computed", "Write its numbers, then migrate again."
+        )
+    static = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     if named and (static or site.form != "call"):
         raise Left("a call gives arguments by name", "Give them by position.")
     positional = len(parameters) - len(named)
@@ -241,16 +246,6 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return NotImplemented
-
-
-def _static_positions(node: ast.expr | None) -> tuple[int, ...]:
-    """Return the static argument numbers. Raises Left."""
-    value = _literal(node, ())
-    if value is NotImplemented:
-        raise Left(
-            "static_broadcasted_argnums is computed", "Write its numbers, then migrate again."
-        )
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:

@@ -13,7 +13,7 @@ from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate import sites
+from jax_dist.migrate import renames
 from jax_dist.migrate.places import Left, PlannedPlace, Target
 from jax_dist.migrate.shard_map import mappings
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
@@ -83,7 +83,7 @@ def _plan(
     def leave(site: Site, why: Left) -> None:
         places.append(PlannedPlace.locate(module, site.reference, _codes.PMAP_CALL, left=why))
 
-    for site in sites.find(module, target):
+    for site in renames.find_sites(module, target):
         line = module.source.position(module.span(site.reference)[0]).line
         if site.is_application and (lines is None or line in lines):
             try:

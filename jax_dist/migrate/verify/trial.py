@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 
 from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
+from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
@@ -76,8 +76,15 @@ def verify(
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            unreached = (review.find_unreached(*file, before.ran) for file in changed.items())
-            return dataclasses.replace(result, review=[*itertools.chain(*unreached)])
+            unreached = [
+                Unreached(
+                    file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip()
+                )
+                for path, file in changed.items()
+                for line in sorted(file.touched)
+                if (path, line) not in before.ran
+            ]
+            return dataclasses.replace(result, review=unreached)
 
         first = compare_with(files, "running the new program")
         back = {} if again is None else _places_to_go_back(first, forms)

@@ -1,15 +1,17 @@
 """Hooks that change modules as the recorded program imports them."""
 
 import builtins
+import functools
 import importlib.abc
 import importlib.util
+import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import calls, explaining, old_names
+from . import calls, old_names
 
 
 def start(
@@ -74,10 +76,44 @@ def _use_library(jax: Any, folder: str, reports: str) -> None:
             mapped = jax_dist.pmap(fun, *args, **kwargs)
         finally:
             jax.pmap = current
-        return explaining.report_first_call(mapped, fun, reports) if reports else mapped
+        return _report_first_call(mapped, fun, reports) if reports else mapped
 
     pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
     jax.pmap = pmap
+
+
+def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
+    """Return a mapped function that appends a report to a file when it is first called.
+
+    Args:
+      mapped: what `jax_dist.pmap(fun)` returned, in a function that the program calls.
+      fun: the function that it maps.
+      path: of the file; reports end with a zero byte.
+    """
+    frame = sys._getframe(2)
+    place = f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+    is_reported = False
+
+    @functools.wraps(fun, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import jax
+        import jax.core
+
+        import jax_dist
+
+        nonlocal is_reported
+        is_tracer = lambda leaf: isinstance(leaf, jax.core.Tracer)
+        if not is_reported and not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):
+            is_reported = True
+            try:
+                report = str(jax_dist.explain(mapped, *args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - the program goes on
+                report = f"{type(error).__name__}: {error}"
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{place} {report}\0")
+        return mapped(*args, **kwargs)
+
+    return call
 
 
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
