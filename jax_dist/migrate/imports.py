@@ -43,7 +43,7 @@ def tidy(before: Module, after: Module) -> bytes:
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
-    """Yield the removals of private functions and local values that nothing reads any more."""
+    """Yield the removals of definitions that only `before` read, such as `n = len(devices)`."""
     was_read = {
         (_names(before, scope), name)
         for scope in before.scopes.all

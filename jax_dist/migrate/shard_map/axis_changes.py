@@ -51,7 +51,7 @@ class AxisChanges:
         return change.of if change and change.kind is None and not change.to_host else None
 
     def _change_of(self, node: ast.AST | None) -> Change | None:
-        """Return what a call does to the axis, through all nested calls; None if unknown."""
+        """Return what nested calls do to the axis of the innermost `x`: `asarray(replicate(x))`."""
         if not isinstance(node, ast.Call):
             return None
         if node not in self._changes:
@@ -172,7 +172,7 @@ def _read_array(node: ast.expr) -> Change | None:
 
 
 def _branches(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield `a` and `c` of `a if b else c`, at any depth; else the expression itself."""
+    """Yield `a` and `c` of `a if b else c`, at any depth; of other expressions the whole."""
     if isinstance(node, ast.IfExp):
         yield from (*_branches(node.body), *_branches(node.orelse))
     else:

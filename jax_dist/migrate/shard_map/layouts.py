@@ -118,7 +118,11 @@ class Layouts:
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
     def _result_layout(self, mapped: Mapped, index: int) -> Layout:
-        """Return WHOLE (replicated) if each target of a result is; else SLICES (stacked)."""
+        """Return the layout of result `index` in all calls of a mapped function.
+
+        It is WHOLE (replicated) if all variables that get it are, or if only `unreplicate(f(x))`
+        reads it; else SLICES (stacked).
+        """
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE
@@ -140,7 +144,7 @@ class Layouts:
         return Layout.WHOLE
 
     def _lower_values(self, mapped: Mapped) -> None:
-        """Make values SLICES (stacked) that disagree with arguments or results of a function."""
+        """Make values SLICES (stacked) if the calls of a function pass or return another layout."""
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
                 for part in parts_of(self._module, argument):

@@ -200,7 +200,7 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
 def _parameters(
     module: Module, site: Site, function: Any, calls: Sequence[ast.Call]
 ) -> tuple[list[str], frozenset[str]]:
-    """Return the names of the arguments of all calls, and those passed by name. Raises Left."""
+    """Return `_argument_names`, which must be the same in all calls; else raise Left."""
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
@@ -227,7 +227,10 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
 def _argument_names(
     call: ast.Call, names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which of the parameters `names` a call passes, and which by name. Raises Left."""
+    """Return the parameters that a call passes, and those it passes by name and out of order.
+
+    Of `f(a, z=b)` for `def f(x, y, z)` these are `("x", "z")` and `("z",)`. Raises Left at `*args`.
+    """
     words = tuple(word.arg or "**" for word in call.keywords)
     if "**" in words or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise Left("a call gives arguments by * or **", "Write the arguments out.")
@@ -249,7 +252,7 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
 
 
 def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
-    """Return in_axes as one entry for each of `count` arguments. Raises Left."""
+    """Return in_axes for each of `count` arguments: `0` -> `[0, 0]`. Raises Left for other axes."""
     value = _literal(node, 0)
     axes = [value] * count if value in (0, None) else value
     is_flat = isinstance(axes, tuple | list) and len(axes) == count

@@ -64,7 +64,7 @@ class Placements:
                 self._write_first_copy(Use("first", outer, call, to_host=first.to_host))
 
     def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
-        """Place the arguments of one call, and pass all of them by position."""
+        """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
         arguments = mapped.arguments(call)
         placements = [
             self._placement(mapped, position, argument, call)
@@ -104,7 +104,7 @@ class Placements:
             is_tree = [*parts_of(self._module, argument)] != [argument]
             if value is not None or stacked is None or is_tree:
                 return None
-            sharding = self._plan.replicated(argument, mapped).flat()
+            sharding = self._plan.replicated(argument, mapped)
             put = self._writer.name("jax.device_put", argument)
             return Call(put, [HOLE, sharding]), stacked.of
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
@@ -174,19 +174,19 @@ class Placements:
                     self._write_use(use, is_donated=is_donated)
 
     def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
-        """Write a definition of a value so that it puts the value on the devices, if it must."""
+        """Edit what defines a value: `replicate(w)` becomes `device_put(w, replicated)`."""
         node: Any = definition.node
         layout, kind = self._layouts.value_layout(value), definition.kind
         if layout is Layout.WHOLE and kind == "replicate":
             stacked = self._changes.find(node)
             if stacked is not None and self._mark_replaced(node):
                 put = self._writer.name("jax.device_put", node)
-                sharding = self._plan.replicated(node, mapped).flat()
+                sharding = self._plan.replicated(node, mapped)
                 self._writer.wrap(node, stacked.of, put, last=sharding)
         elif layout is Layout.WHOLE and kind == "unknown":
             if self._mark_replaced(node):
                 self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
-                sharding = self._plan.replicated(node, mapped).flat()
+                sharding = self._plan.replicated(node, mapped)
                 self._writer.put_around(node, Call("unstacked", [HOLE, sharding]))
         elif layout is Layout.ROWS and kind == "rows":
             self._write_placed(mapped, node, definition.of)
@@ -196,7 +196,10 @@ class Placements:
                 self._write_placed(mapped, node, node)
 
     def _write_placed(self, mapped: Mapped, node: Any, local: Any) -> None:
-        """Replace `node` by a global array that is made of `local`, the data of this process."""
+        """Edit `shard(batch)` to `make_array_from_process_local_data(sharded, batch)`.
+
+        `node` is the expression, and `local` its part with the data of this process.
+        """
         nested = {*ast.walk(node), *self._module.ancestors(node)}
         if nested.isdisjoint(self._replaced) and self._mark_replaced(node):
             place = self._writer.name(_PLACE_BATCH, node)
@@ -211,7 +214,7 @@ class Placements:
     # --- reads
 
     def _write_use(self, use: Use, *, is_donated: bool) -> None:
-        """Write one read of a value without device axis; unknown code still gets stacked copies."""
+        """Edit one read of a value without device axis: `other(x)` becomes `other(stacked(x))`."""
         module, writer = self._module, self._writer
         if use.kind == "first" and use.of is not None:
             self._write_first_copy(use, is_donated=is_donated)

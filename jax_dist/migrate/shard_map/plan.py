@@ -10,7 +10,7 @@ from jax_dist.migrate.places import Left
 from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
-from jax_dist.migrate.shard_map.text import Call, Writer
+from jax_dist.migrate.shard_map.text import Writer
 from jax_dist.migrate.shard_map.values import Values
 
 
@@ -48,8 +48,8 @@ class Plan:
                 )
             except Left as left:
                 self.remarks[mapped] = f"not jit alone: {left.reason}"
-        # A helper with a pmean may be called by functions of both kinds: then both need shard_map.
-        # That may concern further ones, so it is repeated until none is left.
+        # A helper such as `compute_metrics`, with a pmean, may be called by a step that becomes jit
+        # and by one that does not: then both need shard_map. Repeat, for that may concern others.
         while True:
             others = (fun for fun in self.mapped if fun not in self.reductions)
             stays = {node for fun in others for node in global_steps.nodes_of(self.module, fun)}
@@ -88,10 +88,10 @@ class Plan:
         home = self._shared_home or home_of(self.module, at)
         return self.writer.sharded(self.mesh(at, mapped), home)
 
-    def replicated(self, at: ast.AST, mapped: Mapped) -> Call:
-        """Return the call `NamedSharding(mesh, P())`."""
+    def replicated(self, at: ast.AST, mapped: Mapped) -> str:
+        """Return the code `NamedSharding(mesh, P())`."""
         named, mesh = self.writer.name("jax.sharding.NamedSharding", at), self.mesh(at, mapped)
-        return Call(named, [mesh, self.writer.spec(at, None)])
+        return f"{named}({mesh}, {self.writer.spec(at, None)})"
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
         """Return the code of a mesh's devices: all, or those that pmap was given."""

@@ -60,7 +60,7 @@ class Steps:
     def _shardings(self, mapped: Mapped) -> list[Expression]:
         """Return `in_shardings=..., out_shardings=...`."""
         plan, at = self._plan, mapped.site.node
-        replicated, arguments = plan.replicated(at, mapped).flat(), plan.layouts.arguments
+        replicated, arguments = plan.replicated(at, mapped), plan.layouts.arguments
         ins = [
             replicated if arguments[mapped, p] is Layout.WHOLE else plan.sharded(at, mapped)
             for p in range(len(mapped.axes))
@@ -136,7 +136,7 @@ class Steps:
         return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun).flat()}"
 
     def _call_of(self, mapped: Mapped, fun: str) -> Call:
-        """Return the call of `fun`; of a partial, that of its function with all arguments."""
+        """Return the code that calls `fun`: of `partial(step, cfg)` it is `step(cfg, state)`."""
         arguments = [
             f"{name}={name}" if name in mapped.named else name for name in mapped.parameters
         ]
@@ -152,9 +152,10 @@ class Steps:
         return Call(_callee(fun), arguments)
 
     def _changes_meaning(self, mapped: Mapped) -> bool:
-        """Return whether a name in the function's text means something else in a wrapper around it.
+        """Return whether the text of the mapped function means something else inside a wrapper.
 
-        The wrapper rebinds its parameters, and `step` in `step = pmap(step)` is rebound later.
+        As in `step = pmap(step)`, where a wrapper that calls `step` would call itself; and as
+        `partial(step, key)` in a wrapper with a parameter `key`.
         """
         module, fun = self._module, mapped.site.fun
         statement = module.statement(mapped.site.node)

@@ -196,7 +196,10 @@ class Values:
     # --- definitions and uses
 
     def _visit(self, node: ast.expr) -> None:
-        """Record the value of a name or field: all bindings that one read may see are joined."""
+        """Record the value of a name or field; all bindings that a read may see are one value.
+
+        As in `if resume: s = load()` and `else: s = init()`, above `step(s)`.
+        """
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             bindings = self._module.reaching(node) or []
             keys: list[Hashable] = [binding.node for binding in bindings]
@@ -237,7 +240,7 @@ class Values:
                 self._visit(load)
 
     def _define_target(self, key: Hashable, target: Any) -> None:
-        """Record what is assigned to a target, alone or as one of a tuple of targets."""
+        """Record what a target gets: of `a, (b, c) = value`, `a` gets part 0, `b` is unknown."""
         value, path = functions.unpack_target(self._module, target) or (None, ())
         index: Any = path[0] if path else None
         self._define(key, target, value if len(path) < 2 else None, index)
@@ -290,7 +293,7 @@ class Values:
             definitions.append(Definition("unknown", value))
 
     def _inside_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
-        """Return `x` of a value such as `jnp.asarray(x)`, which keeps the axis; else the value."""
+        """Return `x` of `jnp.asarray(x)`, which keeps the device axis of `x`; else the value."""
         inner = value
         while (kept := self.changes.find_unchanged(inner)) is not None:
             inner = kept
@@ -300,7 +303,7 @@ class Values:
         return inner if is_followed or inner in self._calls else value
 
     def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
-        """Define a key by all that a function of this file returns; False for other values."""
+        """Define `x` of `x = make()` by what `make` returns; False if that is not in this file."""
         function = called_function(self._module, value) if isinstance(value, ast.Call) else None
         returned = None if function is None else results_of(function)
         if function is None or not returned or callers(self._module, function) is None:
@@ -376,7 +379,7 @@ class Values:
         return None if self._join_parameter(key, parent, load) else Use("unknown", load)
 
     def _join_names(self, key: Hashable, load: ast.expr) -> bool:
-        """Join a key with the targets that a read is assigned to; False if there are none."""
+        """Join `x` with `y` for `y = x` or `y, z = x, 1`; return False for other reads of `x`."""
         outer, index = self._outermost_kept(load), None
         around = self._module.parent(outer)
         if isinstance(around, ast.Tuple):

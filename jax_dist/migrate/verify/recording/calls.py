@@ -49,46 +49,32 @@ class Recorder:
     def install(self, at_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
         """Replace jax.pmap, jax_dist.pmap, `mapped` and jax.jit when their modules are imported."""
         at_import("jax", lambda jax: self.replace(jax, "pmap"))
-        at_import("jax", self.replace_jit)
+        if self._written:
+            at_import("jax", lambda jax: self.replace(jax, "jit", only_written=True))
         at_import("jax_dist", lambda jax_dist: self.replace(jax_dist, "pmap"))
         at_import(VENDORED, lambda module: self.replace(module, "mapped"))
 
-    def replace(self, module: Any, name: str) -> None:
-        """Replace a mapping function of a module, as pmap, by one that makes recorded functions."""
+    def replace(self, module: Any, name: str, *, only_written: bool = False) -> None:
+        """Replace a function such as jax.pmap by one whose results record their calls.
+
+        `only_written`: record those alone that are made at the lines a migration wrote.
+        """
         make = getattr(module, name, None)
         if make is None:
             return
 
         @functools.wraps(make)
-        def mapping(fun: Any, *args: Any, **kwargs: Any) -> Any:
-            result = make(fun, *args, **kwargs)
-            place = None if self._is_inside else self._place()
-            return result if place is None else _Recorded(self, result, fun, *place)
-
-        setattr(module, name, mapping)
-
-    def replace_jit(self, jax: Any) -> None:
-        """Replace jax.jit by one that makes recorded functions at the lines a migration wrote."""
-        if not self._written:
-            return
-        plain = jax.jit
-
-        @functools.wraps(plain)
-        def jit(*args: Any, **kwargs: Any) -> Any:
-            """Return what jax.jit returns, recorded where a line of the migration calls it."""
-            result = plain(*args, **kwargs)
-            place = self._place()
-            if place is None or not args:
-                return result
-            path, line = place
-            if line not in self._written.get(path, ()):
+        def mapping(*args: Any, **kwargs: Any) -> Any:
+            result = make(*args, **kwargs)
+            place = self._place() if args and not self._is_inside else None
+            if place is None or (only_written and place[1] not in self._written.get(place[0], ())):
                 return result
             recorded = _Recorded(self, result, args[0], *place)
             if "in_shardings" in kwargs:
                 recorded.__dict__["step"] = args[0], kwargs  # for `replays.replay`
             return recorded
 
-        jax.jit = jit
+        setattr(module, name, mapping)
 
     def _place(self) -> tuple[str, int] | None:
         """Return the path and line of the program that now map a function; None if none does.

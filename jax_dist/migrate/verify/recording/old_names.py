@@ -38,7 +38,8 @@ def install(
         _put_back(jax, by_module.get("jax", {}))
         for name in ("device_put_replicated", "device_put_sharded"):
             if _get(jax, name) is _MISSING:
-                setattr(jax, name, functools.partial(_call_vendored, mapped, name))
+                call = lambda *args, name=name: _run_once(mapped)[name](*args)
+                setattr(jax, name, call)
         for name, entries in by_module.items():
             loaded = sys.modules.get(name)
             if loaded is not None and loaded is not jax:  # imported by jax itself: try again
@@ -87,8 +88,3 @@ def _exists(name: str) -> bool:
 
 
 _run_once = functools.cache(runpy.run_path)
-
-
-def _call_vendored(path: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of the vendored module."""
-    return _run_once(path)[function](*args, **kwargs)
