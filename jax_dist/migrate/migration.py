@@ -15,14 +15,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
 from jax_dist.migrate import imports, renames, review, vendored
-from jax_dist.migrate.places import (
-    Back,
-    FileMigration,
-    PlannedPlace,
-    Span,
-    Target,
-    unparsed_cells,
-)
+from jax_dist.migrate.places import Back, FileMigration, PlannedPlace, Span, Target, unparsed_cells
 
 _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 

@@ -26,7 +26,7 @@ def run(command: Sequence[str], explain: str = "") -> int:
       Its exit code, as a shell counts it. MisuseError is raised if it cannot be started.
     """
     library = str(Path(jax_dist.__file__).parents[1])
-    with runs.inject_recording(seed=False, library=library, explain=explain) as folder:
+    with runs.inject_recording(library=library, explain=explain) as folder:
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path}
         try:

@@ -31,15 +31,11 @@ class Layouts:
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values):
         self._module, self._mapped, self._values = module, mapped, values
-        self._of_value = {id(value): self._first_guess(value) for value in values.all}
+        self.of_value = {value: self._first_guess(value) for value in values.all}
         self.arguments: dict[tuple[Mapped, int], Layout] = {}  # by position
         self.results: dict[tuple[Mapped, int], Layout] = {}
         while self._lower_once():
             pass
-
-    def value_layout(self, value: Value) -> Layout:
-        """Return the layout of a value."""
-        return self._of_value[id(value)]
 
     def _first_guess(self, value: Value) -> Layout:
         """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
@@ -88,7 +84,7 @@ class Layouts:
 
     def _lower_once(self) -> bool:
         """Derive all layouts again, never from SLICES back; return whether any changed."""
-        before = dict(self._of_value), dict(self.arguments), dict(self.results)
+        before = dict(self.of_value), dict(self.arguments), dict(self.results)
         for mapped in self._mapped:
             for position, axis in enumerate(mapped.axes):
                 nodes = [mapped.arguments(call)[position] for call in mapped.calls]
@@ -102,7 +98,7 @@ class Layouts:
         for mapped in self._mapped:
             self._lower_values(mapped)
         self._lower_read_together()
-        return before != (self._of_value, self.arguments, self.results)
+        return before != (self.of_value, self.arguments, self.results)
 
     def layout_of(self, node: ast.expr) -> Layout:
         """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""
@@ -112,7 +108,7 @@ class Layouts:
             return layouts.pop() if len(layouts) == 1 else Layout.SLICES
         value = self._values.find(node)
         if value is not None:
-            return self.value_layout(value)
+            return self.of_value[value]
         stacked = self._values.changes.find(node)
         kind = None if stacked is None else stacked.kind
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
@@ -137,7 +133,7 @@ class Layouts:
                 if target_index not in (None, index):
                     continue
                 value = self._values.find(target)
-                if value is None or self.value_layout(value) is not Layout.WHOLE:
+                if value is None or self.of_value[value] is not Layout.WHOLE:
                     return Layout.SLICES
                 if target_index is None and _has_index(value):
                     return Layout.SLICES  # `x[0]` may be the first result of a tuple
@@ -154,19 +150,19 @@ class Layouts:
             for target, index in self._values.targets(call):
                 value = self._values.find(target)
                 layout = self.results.get((mapped, index or 0), Layout.SLICES)
-                if value is not None and self.value_layout(value) is not layout:
-                    self._of_value[id(value)] = Layout.SLICES
+                if value is not None and self.of_value[value] is not layout:
+                    self.of_value[value] = Layout.SLICES
 
     def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
         """Make a value SLICES (stacked) if the argument that it is passed as is not like it."""
-        layout = self.value_layout(value)
+        layout = self.of_value[value]
         fits = layout is self.arguments[mapped, position]
         if mapped.axes[position] is None:
             # in_axes=None gives all stacked copies to each device, which needs the axis.
             is_stacked = any(d.kind == "replicate" for d in value.definitions)
             fits = layout is not Layout.WHOLE or not is_stacked
         if not fits:
-            self._of_value[id(value)] = Layout.SLICES
+            self.of_value[value] = Layout.SLICES
 
     def _lower_read_together(self) -> None:
         """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""
@@ -175,7 +171,7 @@ class Layouts:
                 if use.kind == "first" and use.of is not None:
                     parts = [*parts_of(self._module, use.of)]
                     if len(parts) > 1 and {*map(self.layout_of, parts)} != {Layout.WHOLE}:
-                        self._of_value[id(value)] = Layout.SLICES
+                        self.of_value[value] = Layout.SLICES
 
 
 def _has_index(value: Value) -> bool:

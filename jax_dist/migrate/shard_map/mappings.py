@@ -37,11 +37,6 @@ class Mapped:
     named: frozenset[str] = frozenset()  # parameters that the function takes by name only
 
     @property
-    def is_static_decorator(self) -> bool:
-        """Return whether it is a decorator of a function with static arguments."""
-        return bool(self.static) and self.site.form != "call"
-
-    @property
     def dynamic(self) -> list[str]:
         """Return the parameters that are not static, in order."""
         return [name for p, name in enumerate(self.parameters) if p not in self.static]

@@ -137,7 +137,7 @@ class Placements:
 
     def _is_placed_at_definition(self, value: Value) -> bool:
         """Return whether to put a value on the devices at its definition, not at each call."""
-        if self._layouts.value_layout(value) is not Layout.SLICES or _has_results(value):
+        if self._layouts.of_value[value] is not Layout.SLICES or _has_results(value):
             return True
         if not all(_is_expression(definition.node) for definition in value.definitions):
             return False  # a parameter or a loop variable: no expression to put a call around
@@ -154,11 +154,11 @@ class Placements:
     def write_values(self) -> None:
         """Write the edits of all definitions and reads of values."""
         # Slices last: what defines them may hold reads of the other values.
-        is_sliced = lambda value: self._layouts.value_layout(value) is Layout.SLICES
+        is_sliced = lambda value: self._layouts.of_value[value] is Layout.SLICES
         for value in sorted(self._values.all, key=is_sliced):
             calls = {part.call for part in (*value.uses, *value.definitions) if part.call}
             mapped = next((f for f in self._plan.mapped if not calls.isdisjoint(f.calls)), None)
-            layout = self._layouts.value_layout(value)
+            layout = self._layouts.of_value[value]
             if mapped is None:
                 continue
             if layout is not Layout.SLICES:
@@ -176,13 +176,13 @@ class Placements:
     def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
         """Edit what defines a value: `replicate(w)` becomes `device_put(w, replicated)`."""
         node: Any = definition.node
-        layout, kind = self._layouts.value_layout(value), definition.kind
+        layout, kind = self._layouts.of_value[value], definition.kind
         if layout is Layout.WHOLE and kind == "replicate":
             stacked = self._changes.find(node)
             if stacked is not None and self._mark_replaced(node):
                 put = self._writer.name("jax.device_put", node)
                 sharding = self._plan.replicated(node, mapped)
-                self._writer.wrap(node, stacked.of, put, last=sharding)
+                self._writer.put_around(node, Call(put, [HOLE, sharding]), stacked.of)
         elif layout is Layout.WHOLE and kind == "unknown":
             if self._mark_replaced(node):
                 self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
@@ -203,7 +203,8 @@ class Placements:
         nested = {*ast.walk(node), *self._module.ancestors(node)}
         if nested.isdisjoint(self._replaced) and self._mark_replaced(node):
             place = self._writer.name(_PLACE_BATCH, node)
-            self._writer.wrap(node, local, place, first=self._plan.sharded(node, mapped))
+            call = Call(place, [self._plan.sharded(node, mapped), HOLE])
+            self._writer.put_around(node, call, local)
 
     def _mark_replaced(self, node: ast.AST) -> bool:
         """Mark an expression as replaced; return False if it was before."""

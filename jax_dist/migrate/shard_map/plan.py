@@ -1,6 +1,7 @@
 """The plan of a file: the mesh and specs of each mapped function, and whether it is a jit."""
 
 import ast
+import itertools
 from collections.abc import Mapping, Sequence
 
 from jax_dist.lint.model import stacking
@@ -128,12 +129,10 @@ class Plan:
 
 
 def home_of(module: Module, node: ast.AST) -> ast.AST:
-    """Return the outermost function around a node; the tree if there is none."""
+    """Return the outermost function whose body holds a node; the tree if there is none."""
     home: ast.AST = module.tree
-    inner = node
-    for around in module.ancestors(node):
+    for inner, around in itertools.pairwise([node, *module.ancestors(node)]):
         is_function = isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function and module.scopes.fields.get(inner) == "body":
             home = around
-        inner = around
     return home

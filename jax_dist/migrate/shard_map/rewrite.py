@@ -142,6 +142,7 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
         nodes = [fun.arguments(call)[p] for call in fun.calls for p in positions]
         return [value for value in map(values.find, nodes) if value is not None]
 
+    is_static_decorator = lambda fun: fun.static and fun.site.form != "call"
     kept = (None, Layout.SLICES)  # None: a static argument
     losing = [
         fun
@@ -151,13 +152,13 @@ def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -
             for position in range(len(fun.axes))
         )
     ]
-    shared = {id(value) for fun in losing for value in arguments(fun)}
+    shared = {value for fun in losing for value in arguments(fun)}
     return [
         fun
         for fun in mapped
         if fun not in losing
-        and shared.isdisjoint(map(id, arguments(fun)))
-        and (fun.is_static_decorator or any(_is_state(x) for x in arguments(fun)))
+        and shared.isdisjoint(arguments(fun))
+        and (is_static_decorator(fun) or any(map(_is_state, arguments(fun))))
     ]
 
 

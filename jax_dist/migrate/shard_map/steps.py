@@ -29,7 +29,7 @@ class Steps:
             kept.append(site.fun)
             call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
-        elif mapped.is_static_decorator and mapped not in self._plan.reductions:
+        elif mapped.static and mapped not in self._plan.reductions:
             self._write_below(mapped)
         else:
             self._write_decorator(mapped)

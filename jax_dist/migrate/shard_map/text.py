@@ -114,10 +114,6 @@ class Writer:
             rows.append(f"{self.unit}{before}{text}")
         self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
 
-    def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
-        """Replace a node by `name(first, inner, last)`, where `inner` is a part of it."""
-        self.put_around(node, Call(name, [part for part in (first, HOLE, last) if part]), inner)
-
     def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
         """Replace a node by a call with `inner` as its HOLE; other edits may change `inner`."""
         inner = inner or node

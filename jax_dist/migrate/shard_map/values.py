@@ -110,7 +110,7 @@ class Values:
     @functools.cached_property
     def all(self) -> list[Value]:
         """All values."""
-        return list({id(value): value for value in self._of_key.values()}.values())
+        return [*dict.fromkeys(self._of_key.values())]
 
     def find(self, node: ast.expr) -> Value | None:
         """Return the value of a name or `self.field`; for `x.params` or `x["w"]` that of `x`.

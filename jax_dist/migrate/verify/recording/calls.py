@@ -30,13 +30,7 @@ class Recorder:
     The arguments are those of `start`; `folder` is its `records`, with a folder for each process.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        tree: str,
-        written: Mapping[str, Sequence[int]],
-        replayed: str,
-    ):
+    def __init__(self, folder: str, tree: str, written: Mapping[str, Sequence[int]], replayed: str):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
         self._old: list[tuple[Path, str]] = []  # the calls of the old program's process like this

@@ -31,10 +31,7 @@ class Difference(Exception):
 
 
 def replay(
-    step: Callable[..., Any],
-    options: Mapping[str, Any],
-    arguments: tuple[Any, Any],
-    old: Call,
+    step: Callable[..., Any], options: Mapping[str, Any], arguments: tuple[Any, Any], old: Call
 ) -> tuple[float, list[float]]:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
 
@@ -144,17 +141,10 @@ def _run(
         for number in range(perturbed + 1):
             leaves = [_perturb(x, epsilon, number) for x in inputs] if number else inputs
             args, kwargs = jax.tree.unflatten(tree, leaves)
-            results.append(list(map(_to_float64, jax.tree.leaves(jitted(*args, **kwargs)))))
+            arrays = [to_numpy(leaf)[0] for leaf in jax.tree.leaves(jitted(*args, **kwargs))]
+            is_float = lambda x: jax.numpy.issubdtype(x.dtype, np.floating)
+            results.append([x.astype(np.float64) if is_float(x) else x for x in arrays])
     return epsilon, results
-
-
-def _to_float64(leaf: Any) -> Any:
-    """Return an array as a NumPy array, with floats of double precision; of keys their data."""
-    import jax
-    import numpy as np
-
-    array, _ = to_numpy(leaf)
-    return array.astype(np.float64) if jax.numpy.issubdtype(array.dtype, np.floating) else array
 
 
 def _perturb(x: Any, epsilon: float, seed: int) -> Any:

@@ -25,7 +25,6 @@ def start(
     written: Mapping[str, Sequence[int]] | None = None,
     replayed: str = "",
     explain: str = "",
-    seed: bool = True,
 ) -> None:
     """Install the hooks for one process.
 
@@ -39,7 +38,6 @@ def start(
       written: by path in the tree, the lines that a migration wrote.
       replayed: the records of the old program, for replays of written steps; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
-      seed: whether `random` and `numpy.random` begin with a seed.
     """
     hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
 
@@ -53,7 +51,7 @@ def start(
         calls.Recorder(records, tree, written or {}, replayed).install(at_import)
     if ran:
         builtins.__ran__ = _make_marker(ran)  # type: ignore[attr-defined] # of marked texts
-    if seed:
+    if not library:
         random.seed(0)
         at_import("numpy.random", lambda numpy_random: numpy_random.seed(0))
     sys.meta_path.insert(0, _Finder(hooks))
