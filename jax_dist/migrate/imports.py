@@ -84,11 +84,10 @@ def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
     match statement:
         case ast.FunctionDef(decorator_list=[]):
             return True
-        case ast.Assign(targets=[ast.Name()], value=ast.Lambda()):
-            return True
         case ast.Assign(targets=[ast.Name()], value=value):
             calls = [node for node in ast.walk(value) if isinstance(node, ast.Call)]
-            return bool(calls) and all(module.qualified_name(call.func) in _PURE for call in calls)
+            is_pure = calls and all(module.qualified_name(call.func) in _PURE for call in calls)
+            return isinstance(value, ast.Lambda) or bool(is_pure)
     return False
 
 

@@ -5,7 +5,6 @@ A fix inside of another waits for the next round. The last text must parse.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from jax_dist.lint.engine import linter
 from jax_dist.lint.model import new_imports, sources
@@ -16,8 +15,6 @@ from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
 from jax_dist.migrate import imports, renames, review, vendored
 from jax_dist.migrate.places import Back, FileMigration, PlannedPlace, Span, Target, unparsed_cells
-
-_Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"_mapped", b"replicate", b"device_put_")
@@ -39,7 +36,7 @@ def migrate(
     paths: Sequence[str],
     options: MigrationOptions,
     *,
-    progress: _Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[FileMigration]:
     """Return the files with something to migrate and those with a problem; write nothing.
 

@@ -12,8 +12,6 @@ from jax_dist.lint.model.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import FileMigration, Span
 
-MARKER = "__ran__"
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unreached:
@@ -50,6 +48,6 @@ def mark(file: FileMigration, path: str) -> bytes:
     edits = [
         edit
         for start, end, line in spans
-        for edit in (Edit(start, start, f"{MARKER}({path!r}, {line}, "), Edit(end, end, ")"))
+        for edit in (Edit(start, start, f"__ran__({path!r}, {line}, "), Edit(end, end, ")"))
     ]
     return apply_edits(file.before, edits)

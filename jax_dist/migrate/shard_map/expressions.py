@@ -110,8 +110,7 @@ def loop_item(module: Module, load: ast.expr) -> ast.Name | None:
     items = module.parent(load)
     if not isinstance(items, ast.Attribute) or items.attr != "items":
         return None
-    loop = module.parent(module.parent(items))
-    match getattr(loop, "target", None):
+    match getattr(module.parent(module.parent(items)), "target", None):
         case ast.Tuple(elts=[_, ast.Name() as item]):
             return item
     return None

@@ -31,7 +31,7 @@ class Layouts:
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values):
         self._module, self._mapped, self._values = module, mapped, values
-        self.of_value = {value: self._first_guess(value) for value in values.all}
+        self.of_value: dict[Value, Layout] = {x: self._first_guess(x) for x in values.all}
         self.arguments: dict[tuple[Mapped, int], Layout] = {}  # by position
         self.results: dict[tuple[Mapped, int], Layout] = {}
         while self._lower_once():
@@ -143,26 +143,20 @@ class Layouts:
         """Make values SLICES (stacked) if the calls of a function pass or return another layout."""
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
-                for part in parts_of(self._module, argument):
-                    value = self._values.find(part)
-                    if value is not None and position not in mapped.static:
-                        self._lower_argument(mapped, position, value)
+                values = map(self._values.find, parts_of(self._module, argument))
+                for value in filter(None, values if position not in mapped.static else ()):
+                    fits = self.of_value[value] is self.arguments[mapped, position]
+                    if mapped.axes[position] is None:
+                        # in_axes=None gives all stacked copies to each device: keep their axis.
+                        is_stacked = any(part.kind == "replicate" for part in value.definitions)
+                        fits = self.of_value[value] is not Layout.WHOLE or not is_stacked
+                    if not fits:
+                        self.of_value[value] = Layout.SLICES
             for target, index in self._values.targets(call):
                 value = self._values.find(target)
                 layout = self.results.get((mapped, index or 0), Layout.SLICES)
                 if value is not None and self.of_value[value] is not layout:
                     self.of_value[value] = Layout.SLICES
-
-    def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
-        """Make a value SLICES (stacked) if the argument that it is passed as is not like it."""
-        layout = self.of_value[value]
-        fits = layout is self.arguments[mapped, position]
-        if mapped.axes[position] is None:
-            # in_axes=None gives all stacked copies to each device, which needs the axis.
-            is_stacked = any(d.kind == "replicate" for d in value.definitions)
-            fits = layout is not Layout.WHOLE or not is_stacked
-        if not fits:
-            self.of_value[value] = Layout.SLICES
 
     def _lower_read_together(self) -> None:
         """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""

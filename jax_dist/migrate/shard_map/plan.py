@@ -60,8 +60,9 @@ class Plan:
                 return
             for mapped in shared:
                 del self.reductions[mapped]
-                reason = "another mapped function shares its reductions"
-                self.remarks[mapped] = f"not jit alone: {reason}"
+                self.remarks[mapped] = (
+                    "not jit alone: another mapped function shares its reductions"
+                )
 
     # --- meshes
 
@@ -98,7 +99,11 @@ class Plan:
         """Return the code of a mesh's devices: all, or those that pmap was given."""
         devices, text = mapped.site.arguments.get("devices"), mapped.texts.get("devices", "")
         jax_devices = self.writer.name("jax.devices", at)
-        if not text or stacking.lists_devices(self.module, devices, all_of_them=True):
+        if (
+            not text
+            or devices is None
+            or stacking.lists_devices(self.module, devices, all_of_them=True)
+        ):
             return f"{jax_devices}()"
         may_be_none = isinstance(devices, ast.Name | ast.Attribute)
         return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text

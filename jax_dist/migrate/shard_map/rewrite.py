@@ -4,7 +4,6 @@ import ast
 import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from jax_dist import _codes
@@ -39,8 +38,8 @@ def rewrite(
     module: Module,
     project: Project,
     target: Target,
-    lines: Collection[int] | None = None,
-    shard_map_lines: Mapping[int, str] = MappingProxyType({}),
+    lines: Collection[int] | None,
+    shard_map_lines: Mapping[int, str],
 ) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
@@ -108,8 +107,6 @@ _NOT_SEEN = Left(
     "its state keeps the device axis: it is read where that is not seen",
     "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
-
-
 _ENTANGLED = Left(
     "a call of it is inside of another mapped function, or may be one of another",
     "Give each mapped function a name of its own, and nest none in another.",

@@ -54,7 +54,7 @@ class Steps:
     def _jit_options(self, mapped: Mapped) -> list[Expression]:
         """Return the arguments `static_argnums=...` and `donate_argnums=...` that jit needs."""
         static, donated = mapped.static, mapped.texts.get("donate_argnums")
-        options = [f"static_argnums={static}"] if static else []
+        options: list[Expression] = [f"static_argnums={static}"] if static else []
         return options if donated is None else [*options, f"donate_argnums={donated}"]
 
     def _shardings(self, mapped: Mapped) -> list[Expression]:

@@ -15,6 +15,7 @@ Expression: TypeAlias = "str | Call"
 
 _WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
+_MESH = "jax.sharding.Mesh"
 HOLE = "\0"  # stands in an argument for existing text that the call is put around
 _HANG = "    "  # indents the arguments of a call on lines of their own
 
@@ -302,9 +303,6 @@ class Writer:
                 offset = start + len(before.encode()) - 1  # in the file; 1 is for "("
                 if not any(first <= offset < last for first, last in kept_spans):
                     yield token.string
-
-
-_MESH = "jax.sharding.Mesh"
 
 
 def indentation(line: str) -> str:

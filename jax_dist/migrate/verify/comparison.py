@@ -135,8 +135,7 @@ def compare(
             if old is not None and of_file:
                 # The line of a call is where `@partial(` stands, that of a place where `jax.pmap`
                 # does, which may be below it: the nearest is meant.
-                line = old.line
-                verdict = min(of_file, key=lambda verdict: abs(verdict.line - line))
+                verdict = min(of_file, key=lambda v, line=old.line: abs(v.line - line))
                 is_first = not any(other.difference for other in verdicts)
                 _judge_call(verdict, number, old, new, rounding, is_first=is_first)
         extra = len(new_calls) - len(old_calls)

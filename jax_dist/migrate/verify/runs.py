@@ -25,7 +25,6 @@ _MAPPED = Path(__file__).parents[1] / "_mapped.py"
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache"
 )
-_TICK = 0.2  # seconds between two looks at a running command
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def _run_until_timeout(
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_TICK), time.monotonic() - start
+                    return process.wait(timeout=0.2), time.monotonic() - start
                 seconds = time.monotonic() - start
                 report_seconds(seconds)
                 if timeout is not None and seconds > timeout:

@@ -90,7 +90,6 @@ class Recorder:
         Calls in a trace have no values: they are not recorded. Arrays of the first calls of a place
         are kept whatever their size, as these calls are replayed.
         """
-        import jax
         import jax.core
 
         leaves = jax.tree.leaves((args, kwargs))
@@ -102,8 +101,8 @@ class Recorder:
         is_replayed = self._calls_at[place] <= replays.CALLS
         most_bytes = math.inf if is_replayed else _MOST_BYTES
         values: dict[str, Any] = {}
-        event: dict[str, Any] = {"path": recorded.path, "line": recorded.line, "call": number}
-        event["name"] = recorded.name
+        event: dict[str, Any] = {"path": recorded.path, "line": recorded.line}
+        event |= {"call": number, "name": recorded.name}
         event["given"] = _describe((args, kwargs), "in", values, most_bytes)
         self._is_inside = True
         try:

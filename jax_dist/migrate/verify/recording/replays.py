@@ -114,11 +114,10 @@ def _run(
     """
     import jax
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding
 
     def on_fewer(sharding: Any) -> Any:
-        mesh = Mesh(np.array(devices[:count]), sharding.mesh.axis_names)
-        return NamedSharding(mesh, sharding.spec)
+        mesh = jax.sharding.Mesh(np.array(devices[:count]), sharding.mesh.axis_names)
+        return jax.sharding.NamedSharding(mesh, sharding.spec)
 
     names = ("in_shardings", "out_shardings")
     shardings = {name: jax.tree.map(on_fewer, options[name]) for name in names}
@@ -126,9 +125,7 @@ def _run(
     def fresh_step(*args: Any, **kwargs: Any) -> Any:  # jit caches the trace of `step` itself
         return step(*args, **kwargs)
 
-    def device_count(*_: Any) -> int:
-        return count
-
+    device_count = lambda *_: count
     # The step may ask for the number of devices: here it is that of the smaller mesh.
     with mock.patch.multiple(jax, device_count=device_count, local_device_count=device_count):
         args, kwargs = jax.tree.unflatten(tree, inputs)

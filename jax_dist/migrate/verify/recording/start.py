@@ -94,7 +94,6 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 
     @functools.wraps(fun, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        import jax
         import jax.core
 
         import jax_dist
