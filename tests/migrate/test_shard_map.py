@@ -53,6 +53,13 @@ _LEFT = {
 }
 
 
+def test_a_value_that_a_statement_only_names_is_followed():
+    """As the last line of a notebook's cell, which shows the value."""
+    text = f"{_HEAD}f = jax.pmap(abs)\nx = f(jnp.arange(8))\nx\n"
+
+    assert golden.migrate(text, "shard_map").problem == ""
+
+
 @pytest.mark.parametrize("name", _LEFT)
 def test_a_place_is_left_with_the_reason(name: str):
     text, reason = _LEFT[name]

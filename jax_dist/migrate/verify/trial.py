@@ -14,13 +14,8 @@ from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
 
-# By the form of a place that differed: the one to migrate it to instead; None: leave it.
-_FALLBACKS: dict[str, Target | None] = {
-    "jit": "shard_map",
-    "shard_map": "vendored",
-    "vendored": None,
-    "jax_dist": None,
-}
+# By the form of a place that differed: the one to migrate it to instead. Others are left.
+_FALLBACKS: dict[str, Target] = {"jit": "shard_map", "shard_map": "vendored"}
 # Migrates again, with the given targets for the places at the given paths and lines.
 Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 
@@ -138,7 +133,7 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
         wrong_files = {path for path, _ in forms}
     for place, form in forms.items():
         if place[0] in wrong_files:
-            back[place] = _FALLBACKS[form], "it computes something else in the other form"
+            back[place] = _FALLBACKS.get(form), "it computes something else in the other form"
     return back
 
 
