@@ -146,7 +146,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
 
 
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of the name, parameter or result that a mapped function is bound to next.
+    """Return where the name, parameter or result that a mapped function is given to is read.
 
     `handle` is the mapped function as an expression. None if some reads cannot be found.
     """
@@ -163,7 +163,7 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return where callers read the returned `handle`, alone or in a tuple; None if unknown."""
+    """Return the reads of `step` of `step, n = make()`, for `handle` in `return handle, n`."""
     calls, index = returned_to(module, handle)
     reads: list[ast.expr] = []
     for call in calls:

@@ -127,7 +127,7 @@ def _find_entangled(module: Module, mapped: Sequence[Mapped]) -> list[Mapped]:
 
 
 def _left_as_pmaps(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
-    """Return the mapped functions to leave as pmaps, because their state keeps the device axis.
+    """Return the mapped functions that stay pmaps: other code reads their state on each device.
 
     Not those that share a value with a function that loses the axis, or take no state; a decorator
     with static arguments stays, for without it the text grows by three functions.

@@ -106,7 +106,7 @@ class Writer:
     def define(
         self, at: ast.AST, name: str, parameters: Sequence[str], body: Iterable[Sequence[Any]]
     ) -> None:
-        """Define a function above a node; a line of `body` is ("return ", an expression)."""
+        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
         head = Call(f"def {name}", parameters)
         rows = [f"{head.lines('', len(self.indent(at)) + 1, self._width)}:"]
         for before, last in body:
@@ -116,7 +116,7 @@ class Writer:
         self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
 
     def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Replace a node by a call with `inner` as its HOLE; other edits may change `inner`."""
+        """Edit `x` to `put(x, sharding)`; `inner` is `x`, which other edits may change too."""
         inner = inner or node
         text, outer = self.module.text(inner), call.flat()
         used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))
@@ -128,7 +128,7 @@ class Writer:
         self.around(node, inner, *outer.split(HOLE))
 
     def _hang(self, node: Any, depth: int) -> None:
-        """Indent the further lines of a node as its first line, which moves to column `depth`."""
+        """Indent lines 2, 3, ... of an expression whose first line moves to column `depth`."""
         module, (start, end) = self.module, self.module.span(node)
         code, column = module.source.code, module.source.position(start).column - 1
         is_string = lambda x: isinstance(x, ast.JoinedStr | ast.Constant) and "\n" in module.text(x)
@@ -199,7 +199,7 @@ class Writer:
         return f"{name} = {text}"
 
     def around(self, node: Any, inner: Any, before: str = "", behind: str = "") -> None:
-        """Replace a node by `before`, its part `inner` and `behind`; `inner` may be edited too."""
+        """Edit `unreplicate(x)` to `before x behind`; other edits may change `inner`, the `x`."""
         (start, end), (low, high) = self.module.span(node), self.module.span(inner)
         is_operand = isinstance(
             self.module.parent(node), _OPERATIONS | ast.Attribute | ast.Subscript
@@ -266,7 +266,7 @@ class Writer:
         return self._meshes[key][0]
 
     def define_meshes(self) -> None:
-        """Insert the definition of each mesh above the first statement that needs it."""
+        """Insert `mesh = Mesh(devices, (axis,))` above the first statement that needs a mesh."""
         for (home, axis, devices), (name, nodes) in self._meshes.items():
             body = home.body  # type: ignore[attr-defined] # a function or a module
             first = min(nodes, key=lambda node: self.module.statement(node).lineno)
@@ -311,7 +311,7 @@ def indentation(line: str) -> str:
 
 
 def _indentation_of(text: str) -> str:
-    """Return one step of indentation, as most lines of a file show it.
+    """Return the spaces of one level of indentation, as most lines of a file show it.
 
     >>> _indentation_of("if a:\\n  b = 1\\n")
     '  '

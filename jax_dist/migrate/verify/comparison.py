@@ -221,7 +221,7 @@ def _judge_call(
 
 
 def _call_difference(place: Key, old: Call, new: Call | None, rounding: _Rounding | None) -> str:
-    """Return how a call of a place differs in the new run, but for `rounding`; "" if not at all."""
+    """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
     if new is None:
         return "it was not called after"
     if old.raised.partition(":")[0] != new.raised.partition(":")[0]:  # the types of the errors
@@ -321,7 +321,7 @@ def _to_floats(old: Leaf, new: Leaf) -> Any:
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
-    """Yield a sentence on the first line in which two outputs differ, but for times and the like.
+    """Yield "the output differs in line 3: ..." for the first line that is not the same.
 
     With `may_round`, numbers may differ by about a hundredth.
     """

@@ -75,7 +75,10 @@ def replay(
 
 
 def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
-    """Return a recorded argument in the shape of `leaf`, the new one. May raise Difference."""
+    """Return a recorded argument in the shape of `leaf`, such as [8, 4, 3] as [32, 3].
+
+    Raises Difference if stacked copies differ, or the shapes do not fit.
+    """
     import jax
     import numpy as np
 
