@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -153,13 +153,25 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle)]
+            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
         case ast.Return() | ast.Tuple():
             return _reads_of_results(module, handle)
         case ast.Call() | ast.keyword():
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _reads_of_parameter(module, handle, call)
     return None
+
+
+def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield `trainer.update`, where the class of `trainer` sets `self.update` in an assignment."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    fields = [target for target in targets if isinstance(target, ast.Attribute)]
+    owners = {(field.attr, getattr(module.class_of_self(field), "name", "")) for field in fields}
+    for read in module.nodes(ast.Attribute) if owners else ():
+        made = module.value(read.value) if isinstance(read.value, ast.Name) else None
+        class_name = scopes.last_name(made.func) if isinstance(made, ast.Call) else None
+        if isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
+            yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
