@@ -77,10 +77,7 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
 
 
 def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
-    """Return `[(node, x)]` of a node `pmean(x, axis)` or `psum(x, axis)`; else [].
-
-    Raises Left at other collectives over the axis, and at `psum(1, axis)`, which counts devices.
-    """
+    """Return `[(node, x)]` of `pmean(x, axis)` or `psum(x, axis)`; raise Left at `pmax`, ..."""
     if not isinstance(node, ast.Call):
         return []
     name = module.qualified_name(node.func) or ""

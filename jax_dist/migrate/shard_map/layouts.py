@@ -114,11 +114,7 @@ class Layouts:
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
     def _result_layout(self, mapped: Mapped, index: int) -> Layout:
-        """Return the layout of result `index` in all calls of a mapped function.
-
-        It is WHOLE (replicated) if all variables that get it are, or if only `unreplicate(f(x))`
-        reads it; else SLICES (stacked).
-        """
+        """Return WHOLE (replicated) if all variables that get a result are; else SLICES."""
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE

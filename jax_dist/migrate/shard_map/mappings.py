@@ -170,7 +170,7 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
     for read in module.nodes(ast.Attribute) if owners else ():
         made = module.value(read.value) if isinstance(read.value, ast.Name) else None
         class_name = scopes.last_name(made.func) if isinstance(made, ast.Call) else None
-        if isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
+        if class_name and isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
             yield read
 
 

@@ -196,10 +196,7 @@ class Placements:
                 self._write_placed(mapped, node, node)
 
     def _write_placed(self, mapped: Mapped, node: Any, local: Any) -> None:
-        """Edit `shard(batch)` to `make_array_from_process_local_data(sharded, batch)`.
-
-        `node` is the expression, and `local` its part with the data of this process.
-        """
+        """Edit `shard(b)`, the node, to `make_array_from_...(sharded, b)`; `b` is `local`."""
         nested = {*ast.walk(node), *self._module.ancestors(node)}
         if nested.isdisjoint(self._replaced) and self._mark_replaced(node):
             place = self._writer.name(_PLACE_BATCH, node)

@@ -196,10 +196,7 @@ class Values:
     # --- definitions and uses
 
     def _visit(self, node: ast.expr) -> None:
-        """Record the value of a name or field; all bindings that a read may see are one value.
-
-        As in `if resume: s = load()` and `else: s = init()`, above `step(s)`.
-        """
+        """Record the value of a name or field; all bindings that a read may see are one value."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             bindings = self._module.reaching(node) or []
             keys: list[Hashable] = [binding.node for binding in bindings]

@@ -75,10 +75,7 @@ def replay(
 
 
 def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
-    """Return a recorded argument in the shape of `leaf`, such as [8, 4, 3] as [32, 3].
-
-    Raises Difference if stacked copies differ, or the shapes do not fit.
-    """
+    """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference."""
     import jax
     import numpy as np
 
