@@ -137,7 +137,7 @@ class _Lint:
     def _fix(self, findings: Sequence[Any]) -> Exit:
         """Fix the files of the findings (--fix), or show how (--diff); report what is left."""
         from jax_dist.lint.engine import fixer
-        from jax_dist.lint.model.findings import Safety
+        from jax_dist.lint.findings import Safety
         from jax_dist.lint.model.sources import read_bytes
 
         options = self._options

@@ -5,11 +5,11 @@ import os
 import re
 from collections.abc import Iterator
 
+from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Edit, apply_edits
-from jax_dist.lint.model.new_imports import remove_names
 from jax_dist.lint.model.scopes import NameScope
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
+from jax_dist.lint.new_imports import remove_names
 from jax_dist.migrate.renames import is_vendored
 
 # Calls without effects, whose results a migration may leave unread.

@@ -6,9 +6,10 @@ A fix inside of another waits for the next round. The last text must parse.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from jax_dist.lint import new_imports
 from jax_dist.lint.engine import linter
-from jax_dist.lint.model import new_imports, sources
-from jax_dist.lint.model.findings import choose_fixes
+from jax_dist.lint.findings import choose_fixes
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError

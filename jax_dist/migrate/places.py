@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from jax_dist import _codes
-from jax_dist.lint.model.findings import Code, Fix
+from jax_dist.lint.findings import Code, Fix
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
 

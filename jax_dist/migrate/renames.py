@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist import _codes
+from jax_dist.lint import new_imports
 from jax_dist.lint.engine import linter
-from jax_dist.lint.model import new_imports, pmaps
-from jax_dist.lint.model.findings import Code, Edit, Fix, Safety
+from jax_dist.lint.findings import Code, Edit, Fix, Safety
+from jax_dist.lint.model import pmaps
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version

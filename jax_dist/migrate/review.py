@@ -8,7 +8,7 @@ import ast
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from jax_dist.lint.model.findings import Edit, apply_edits
+from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import FileMigration, Span
 

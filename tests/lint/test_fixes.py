@@ -4,8 +4,8 @@ import pytest
 import rule_cases
 
 from jax_dist.lint.engine import linter
+from jax_dist.lint.findings import Safety
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Safety
 from jax_dist.lint.model.project import Project
 
 SAFE = Safety.SAFE

@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 
+from jax_dist.lint import new_imports
 from jax_dist.lint.engine import fixer
 from jax_dist.lint.engine.linter import RULES, Examiner
-from jax_dist.lint.model import new_imports, sources
-from jax_dist.lint.model.findings import Fix, Safety
+from jax_dist.lint.findings import Fix, Safety
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import Module
 
 _SAFE = frozenset({Safety.SAFE})

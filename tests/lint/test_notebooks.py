@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_dist.lint.model.findings import Position
-from jax_dist.lint.model.notebooks import Notebook, read_notebook
+from jax_dist.lint.findings import Position
 from jax_dist.lint.model.sources import UnreadableError
+from jax_dist.lint.notebooks import Notebook, read_notebook
 
 # Written by several programs in turn: spaces that differ, escapes that need not be, outputs.
 _MIXED = rb"""{ "nbformat":4,

@@ -16,10 +16,11 @@ import rules_page
 from rule_cases import Case, Fixed, Negative, Positive
 
 from jax_dist import _codes
+from jax_dist.lint import new_imports
 from jax_dist.lint.engine import linter
 from jax_dist.lint.engine.linter import RULES
-from jax_dist.lint.model import new_imports, sources
-from jax_dist.lint.model.findings import Finding, Safety, choose_fixes
+from jax_dist.lint.findings import Finding, Safety, choose_fixes
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.project import Project
 
 _CASES = rule_cases.by_code()

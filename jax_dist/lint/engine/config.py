@@ -9,8 +9,8 @@ from typing import Any
 
 from jax_dist import _codes
 from jax_dist._usage import MisuseError, hint
+from jax_dist.lint.findings import Code
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Code
 from jax_dist.lint.model.sources import Patterns
 from jax_dist.lint.rules import Rule, Version
 

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jax_dist.errors import display_path
+from jax_dist.lint import new_imports
 from jax_dist.lint.engine.linter import Examiner, load
-from jax_dist.lint.model import new_imports, sources
-from jax_dist.lint.model.findings import Finding, Fix, Safety, choose_fixes
+from jax_dist.lint.findings import Finding, Fix, Safety, choose_fixes
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from jax_dist import _codes
 from jax_dist.lint import rules
 from jax_dist.lint.engine import suppressions
+from jax_dist.lint.findings import Code, Edit, Finding, Safety
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Code, Edit, Finding, Safety
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Patterns, Source, UnreadableError
-from jax_dist.lint.model.words import words_of
 from jax_dist.lint.rules import Rule, Version
+from jax_dist.lint.words import may_use_jax, words_of
 
 
 def _rules_in_folder() -> dict[Code, Rule]:
@@ -65,16 +65,13 @@ class Examiner:
         A file that cannot be read, or on which a rule fails, has one finding that says so: the
         other files are still linted. `data` is what the file holds, if that is known already.
         """
-        codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
+        codes = self._codes_for(path)
         try:
             data = sources.read_bytes(path) if data is None else data
-            # Words of a notebook's JSON only tell whether it may use jax: its code is in strings.
-            if not (words_of(data).may_use_jax if is_notebook else likely(data, codes)):
+            if not may_use_jax(data):
                 return []
             source = load(path, data)
-            if is_notebook and not likely(source.code, codes):
-                return []
-            return self.examine_source(source)
+            return self.examine_source(source) if likely(source.code, codes) else []
         except OSError as error:
             reason = f"the file cannot be read: {error.strerror}"
         except UnreadableError as error:
@@ -107,7 +104,7 @@ class Examiner:
 def load(path: str, data: bytes) -> Source:
     """Return the text of a Python file or notebook; raise UnreadableError if it is neither."""
     if path.endswith(".ipynb"):
-        from jax_dist.lint.model import notebooks  # only here: most projects have none
+        from jax_dist.lint import notebooks  # only here: most projects have none
 
         return notebooks.read_notebook(path, data)
     return sources.read(path, data)
@@ -115,9 +112,9 @@ def load(path: str, data: bytes) -> Source:
 
 def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
     """Return the codes of the rules that may have findings in a file, by the words in its bytes."""
-    words = words_of(data)
-    if not words.may_use_jax:
+    if not may_use_jax(data):
         return frozenset()
+    words = words_of(data)
     return frozenset(code for code in codes if code in RULES and RULES[code].may_match(words))
 
 

@@ -11,7 +11,7 @@ from jax_dist import _codes
 from jax_dist._usage import counted
 from jax_dist.errors import display_path
 from jax_dist.lint.engine.linter import RULES
-from jax_dist.lint.model.findings import Finding, Position, Safety
+from jax_dist.lint.findings import Finding, Position, Safety
 from jax_dist.lint.model.sources import display
 
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from jax_dist.lint.model.findings import Finding
+from jax_dist.lint.findings import Finding
 from jax_dist.lint.model.sources import Source
 
 _NOQA = re.compile(rb"#\s*noqa\b(?:\s*:\s*((?:(?:[a-z]+[0-9]+|jxd)\b[\s,]*)*))?", re.IGNORECASE)

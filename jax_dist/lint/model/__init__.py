@@ -3,5 +3,4 @@
 From bytes it makes a `Module`: the tree, what its names mean here and in the other files of the
 project, and on top of it what a rule asks for: pmaps, traced functions, values with a leading
 dimension over devices. What is not certain is answered with None or [], never with a guess.
-Findings, edits and new imports are here too, since rules and the codemod write them alike.
 """

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
+from jax_dist.lint.findings import Edit
 from jax_dist.lint.model import scopes
-from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.semantic_model import Module, once
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")

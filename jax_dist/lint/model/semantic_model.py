@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
+from jax_dist.lint.findings import Edit
 from jax_dist.lint.model import scopes, sources
-from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.reaching import LIMIT, Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source

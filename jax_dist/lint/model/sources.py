@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from jax_dist._usage import MisuseError, hint
-from jax_dist.lint.model.findings import Position
+from jax_dist.lint.findings import Position
 
 
 class UnreadableError(ValueError):

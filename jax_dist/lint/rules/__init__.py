@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from jax_dist.lint.model.findings import Code, Edit, Finding, Fix, Safety
+from jax_dist.lint.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
-from jax_dist.lint.model.words import Words
+from jax_dist.lint.words import Words
 
 __all__ = ["Edit", "Findings", "Fix", "Found", "Module", "Rule", "Safety", "Version", "Words"]
 

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from jax_dist.lint.model.new_imports import remove_names
 from jax_dist.lint.model.semantic_model import once
+from jax_dist.lint.new_imports import remove_names
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
 

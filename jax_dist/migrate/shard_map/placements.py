@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.lint.model.findings import Edit
+from jax_dist.lint.findings import Edit
 from jax_dist.migrate.shard_map.expressions import list_reads, parts_of
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Mapped

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax_dist import _codes
+from jax_dist.lint.findings import Fix, Safety
 from jax_dist.lint.model import functions
-from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module

@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.lint.model.findings import Edit
+from jax_dist.lint.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
 
 Expression: TypeAlias = "str | Call"

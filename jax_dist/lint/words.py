@@ -14,7 +14,6 @@ _FROM = re.compile(
 _AS = re.compile(rb"(\w+)(?:\s+as\s+(\w+))?")
 _IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
 _INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
-_LIBRARIES = (b"jax", b"pmap", b"flax")  # `pmap` for equinox.filter_pmap
 
 
 class Words:
@@ -57,10 +56,10 @@ class Words:
         spellings |= self.imported.get(module, set())
         return spellings | {b"%s.%s" % (home, last) for home in self.imported.get(above, ())}
 
-    @functools.cached_property
-    def may_use_jax(self) -> bool:
-        """True if the file may import jax, or a library that has the functions of jax."""
-        return any(library in self.data for library in _LIBRARIES)
+
+def may_use_jax(data: bytes) -> bool:
+    """Return whether a file may import jax, or a library that has the functions of jax."""
+    return any(library in data for library in (b"jax", b"flax", b"pmap"))  # equinox.filter_pmap
 
 
 # The words of a file; those of the last file are kept, for all rules ask for them.

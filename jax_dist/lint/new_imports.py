@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Collection, Iterable
 
+from jax_dist.lint.findings import Edit, Fix, apply_edits
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Edit, Fix, apply_edits
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.model.sources import Source
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from jax_dist.lint.findings import Position
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Position
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 
 _MARK = re.compile(r"(?:\A|\n|(?<=\n))# cell \d+\n")  # the last: below an emptied cell
@@ -78,17 +78,17 @@ class Notebook(Source):
 
 def _cell_json(raw: str, cell: _Cell, text: str) -> str:
     """Return the JSON of a cell whose source becomes `text`; old lines keep their JSON."""
-    slices = cell.lines
-    old_json = {json.loads(raw[part]): raw[part] for part in slices}
-    if text == _decode(raw, slices):
-        return raw[slices[0].start : slices[-1].stop]
+    first, last = cell.lines[0], cell.lines[-1]
+    if text == _decode(raw, cell.lines):
+        return raw[first.start : last.stop]
+    encode = lambda line: json.dumps(line, ensure_ascii=raw.isascii())
     if not cell.is_list:
-        return json.dumps(text, ensure_ascii=raw.isascii())
-    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-    new = [old_json.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
-    if len(slices) > 1:  # the comma and the blanks between two lines, as they are
-        return raw[slices[0].stop : slices[1].start].join(new)
-    blanks = raw[raw.rindex("[", 0, slices[0].start) + 1 : slices[0].start]
+        return encode(text)
+    old_json = {json.loads(raw[part]): raw[part] for part in cell.lines}
+    new = [old_json.get(line) or encode(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)]
+    if len(cell.lines) > 1:  # the comma and the blanks between two lines, as they are
+        return raw[first.stop : cell.lines[1].start].join(new)
+    blanks = raw[raw.rindex("[", 0, first.start) + 1 : first.start]
     return f",{blanks or ' '}".join(new)
 
 
