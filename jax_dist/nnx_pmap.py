@@ -1,15 +1,12 @@
 """`flax.nnx.pmap` on `jax_dist.pmap`: arguments and results may hold modules."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jax_dist.pmap import pmap
-
-_TAG = "jax_dist.nnx_pmap"  # names our context, since nnx contexts can be nested
 
 
 def nnx_pmap(
@@ -30,8 +27,7 @@ def nnx_pmap(
       **options: those of `jax_dist.pmap`, such as `axis_name`.
 
     Raises:
-      ValueError: `f` is a bound method of a module, or a module is given twice, with different
-        axes; see also `pmap`.
+      ValueError: `f` is a bound method, or a module is given twice with two axes; see also `pmap`.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import nnx
@@ -44,12 +40,10 @@ def nnx_pmap(
         return functools.partial(nnx_pmap, in_axes=in_axes, out_axes=out_axes, **options)
     from flax import nnx  # where it is not installed, nobody calls this
 
-    if inspect.ismethod(f) and isinstance(f.__self__, nnx.Module):
-        raise ValueError(
-            f"nnx_pmap does not support bound methods: map {f.__qualname__} of the class, and pass "
-            "the module as its first argument."
-        )
-    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    if isinstance(getattr(f, "__self__", None), nnx.Module):
+        remedy = f"map {f.__qualname__} of the class, and pass the module as its first argument"
+        raise ValueError(f"nnx_pmap does not support bound methods: {remedy}.")
+    tag = "jax_dist.nnx_pmap"  # names our context, since nnx contexts can be nested
 
     def split_module(context: Any, path: Any, axes: Any, module: Any) -> Any:
         """Return a module as a tree of its states, one for each filter of `nnx.StateAxes`."""
@@ -62,16 +56,15 @@ def nnx_pmap(
         return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis) if is_axes else axis
 
     # pmap sees no modules: `to_tree` replaces each by its states, `from_tree` makes it again.
-    to_tree = functools.partial(nnx.to_tree, split_fn=split_module, ctxtag=_TAG)
-    state_in_axes, state_out_axes = jax.tree.map(axes_of_states, (in_axes, out_axes))
-    options |= {"in_axes": state_in_axes, "out_axes": (state_in_axes, state_out_axes)}
+    to_tree = functools.partial(nnx.to_tree, split_fn=split_module, ctxtag=tag)
+    state_axes = jax.tree.map(axes_of_states, (in_axes, out_axes))
     is_module = lambda state: isinstance(state, nnx.NodeStates)
 
-    @functools.partial(pmap, **options)
+    @functools.partial(pmap, in_axes=state_axes[0], out_axes=state_axes, **options)
     @functools.wraps(f)
     def mapped(*states: Any) -> Any:
         """Call `f` on one device; return the modules of its arguments, and its result."""
-        args = nnx.from_tree(states, ctxtag=_TAG, is_inner=True)
+        args = nnx.from_tree(states, ctxtag=tag, is_inner=True)
         result = f(*args)
         # Only modules can have been changed by `f`; other arguments need not be returned.
         keep_module = lambda state, arg: arg if is_module(state) else None
@@ -79,10 +72,10 @@ def nnx_pmap(
         return to_tree((modules, result), prefix=(in_axes, out_axes))
 
     @functools.wraps(f)
-    @nnx.update_context(_TAG)
+    @nnx.update_context(tag)
     def call(*args: Any) -> Any:
         """Call `f` on all devices; in this context, `from_tree` updates the caller's modules."""
         output = mapped(*to_tree(args, prefix=in_axes))
-        return nnx.from_tree(output, ctxtag=_TAG, is_inner=False)[1]  # [0]: the modules
+        return nnx.from_tree(output, ctxtag=tag, is_inner=False)[1]  # [0]: the modules
 
     return call
