@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from jax_dist import _usage
 from jax_dist._passes.constants import is_key
 from jax_dist._pmap.axes import spread_in_axes
-from jax_dist._pmap.placement import with_data
 from jax_dist.errors import ArgumentError
 
 _SEEDS = 6  # runs with perturbed inputs
@@ -51,23 +50,21 @@ class DeviceCountReport:
         return all(result.same for result in self.results)
 
     def __str__(self) -> str:
-        from rich.table import Table  # slow to import
-
-        table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
-        table.box = None
-        different = [result for result in self.results if not result.same]
-        for result in different:
-            numbers = (f"{result.distance:.2g}", f"{result.tolerance:.2g}")
-            table.add_row(result.name, str(result.devices), result.difference, *numbers)
+        rows = [
+            (name, str(devices), difference, f"{distance:.2g}", f"{tolerance:.2g}")
+            for name, devices, same, difference, distance, tolerance in self.results
+            if not same
+        ]
         total = _usage.counted(len({result.name for result in self.results}), "result")
         counts = ", ".join(map(str, (1, *self.devices)))
-        if not different:
+        if not rows:
             return f"{self.name}: {total} the same on {counts} devices"
-        number = len({result.name for result in different})
-        parts = [f"{self.name}: {number} of {total} not the same on {counts} devices", table]
-        if self.is_random:
-            parts.append(f"{self.name} uses random numbers, which may depend on the device count.")
-        return _usage.render(*parts)
+        number = len({name for name, *_ in rows})
+        headline = f"{self.name}: {number} of {total} not the same on {counts} devices"
+        note = f"{self.name} uses random numbers, which may depend on the device count."
+        columns = ("result", "devices", "compared with 1 device", "distance", "tolerance")
+        table = _usage.make_table(columns, rows, numbers=2)
+        return _usage.render(headline, table, *[note] * self.is_random)
 
 
 def compare_device_counts(
@@ -135,50 +132,41 @@ def compare_device_counts(
 class _Argument(NamedTuple):
     """A leaf of the arguments, and how it is divided over devices."""
 
-    path: str
+    path: str  # "args[0]['w']"
     value: Any  # for all devices together
-    # "shared": each device gets all. "split": each gets its part of the rows along `axis`.
-    # "slices": each gets one row, which has no rows of its own to divide, as a random key.
-    kind: Literal["shared", "split", "slices"] = "shared"
-    axis: int = 0
-
-    @classmethod
-    def split_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
-        """Return an argument whose `axis` has the rows of all devices; None: it is shared."""
-        if axis is None or not hasattr(value, "shape"):
-            return cls(path, value)
-        if not -value.ndim <= axis < value.ndim:
-            raise ArgumentError(f"{path} has shape {value.shape}, and no axis {axis}.")
-        return cls(path, value, "split", axis)
-
-    @classmethod
-    def join_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
-        """Return an argument of a function that pmap maps, whose `axis` is over devices."""
-        if axis is None:
-            return cls(path, value)
-        slices = jnp.moveaxis(value, axis, 0)
-        host = to_numpy(slices)
-        if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
-            return cls(path, slices[0])
-        is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
-        if is_key(value) or is_raw_key or slices.ndim == 1:
-            return cls(path, slices, "slices")
-        return cls(path, slices.reshape(-1, *slices.shape[2:]), "split")
+    axis: int | None  # of the rows that are divided over devices; None: each device gets all
+    is_one_row: bool = False  # True: a device gets one row, without rows of its own, as a key
 
     def divide(self, value: Any, count: int) -> Any:
-        """Return a value as `[count, *s]`, or `[*s]` if it is shared."""
-        if self.kind == "split":
-            return jnp.stack(jnp.split(value, count, self.axis))
-        return value[:count] if self.kind == "slices" else value
+        """Return a value as `[count, *s]`, or `[*s]` if each device gets all."""
+        if self.axis is None:
+            return value
+        return value[:count] if self.is_one_row else jnp.stack(jnp.split(value, count, self.axis))
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
+def _join_slices(path: str, value: Any, axis: int | None) -> _Argument:
+    """Return an argument of a function that pmap maps, `axis` being over devices.
+
+    `[8, 2, 3]` becomes 16 rows `[16, 3]`; eight equal slices become the one value `[2, 3]`.
+    """
+    if axis is None:
+        return _Argument(path, value, None)
+    slices = jnp.moveaxis(value, axis, 0)
+    host = to_numpy(slices)
+    if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
+        return _Argument(path, slices[0], None)
+    is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
+    if is_key(value) or is_raw_key or slices.ndim == 1:
+        return _Argument(path, slices, 0, is_one_row=True)
+    return _Argument(path, slices.reshape(-1, *slices.shape[2:]), 0)
+
+
+class _Program(NamedTuple):
     """A function of the leaves of its arguments, to be run on any number of devices."""
 
-    fun: Callable  # of a list of leaves, and of a mesh or None
+    fun: Callable[[Sequence[Any], Mesh | None], Any]
     name: str
-    arguments: Sequence[_Argument]
+    arguments: list[_Argument]
     axis_name: Any
     mesh: Mesh | None  # of a function of whole arrays
 
@@ -190,7 +178,7 @@ class _Program:
         name = getattr(fun, "__name__", type(fun).__name__)
         leaves, tree = jax.tree.flatten_with_path(args)
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        make_argument = _Argument.split_rows
+        make_argument = _Argument
 
         def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
             options = {"mesh": mesh} if takes_mesh else {}
@@ -205,17 +193,20 @@ class _Program:
 
             step = MappedStep.find(fun, args, {})
             run = lambda leaves, mesh: step.call.run(leaves)
-            axes, axis_name = step.axes, step.options.mesh_axis
+            axes, axis_name, make_argument = step.axes, step.options.mesh_axis, _join_slices
             static = step.options.static
             leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
-            if len(leaves) > len(step.axes):  # jax.pmap does not say which arguments are static
+            if len(leaves) > len(axes):  # jax.pmap does not say which arguments are static
                 leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
-            make_argument = _Argument.join_slices
         arguments = [
-            make_argument(f"args{jax.tree_util.keystr(path)}", _to_host(leaf), axis)
+            make_argument(
+                f"args{jax.tree_util.keystr(path)}",
+                jax.device_get(leaf),  # on no device, so that any mesh can take it
+                axis if hasattr(leaf, "shape") else None,  # each device gets a Python number
+            )
             for (path, leaf), axis in zip(leaves, axes, strict=True)
         ]
-        if mesh is None and all(argument.kind == "shared" for argument in arguments):
+        if mesh is None and all(argument.axis is None for argument in arguments):
             raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
         return cls(run, name, arguments, axis_name, mesh)
 
@@ -225,10 +216,13 @@ class _Program:
         It takes the values of the arguments, and a method of jit's to use instead of `__call__`.
         It returns the results of devices, `[count, *s]`, or whole arrays, `[1, *s]`, but no keys.
         """
-        for path, value, kind, axis in self.arguments:
-            rows = 0 if kind == "shared" else value.shape[axis]
-            is_divisible = rows >= count if kind == "slices" else rows % count == 0
-            if not is_divisible:
+        for path, value, axis, is_one_row in self.arguments:
+            if axis is None:
+                continue
+            if not -value.ndim <= axis < value.ndim:
+                raise ArgumentError(f"{path} has shape {value.shape}, and no axis {axis}.")
+            rows = value.shape[axis]
+            if rows < count or (rows % count and not is_one_row):
                 reason = f"{path} has {rows} rows"
                 raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
         mesh = None if self.mesh is None else _shrink(self.mesh, count)
@@ -238,7 +232,7 @@ class _Program:
             return jax.tree.map(drop_key, self.fun(leaves, mesh))
 
         if mesh is None:
-            axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
+            axes = [None if argument.axis is None else 0 for argument in self.arguments]
             function = jax.vmap(run, in_axes=(axes,), axis_name=self.axis_name, axis_size=count)
         else:
             function = lambda leaves: jax.tree.map(lambda x: x[None], run(leaves))
@@ -272,7 +266,8 @@ def _shrink(mesh: Mesh, count: int) -> Mesh:
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-class _Expected(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Expected:
     """A result on one device, and the difference by rounding that each element may have."""
 
     value: np.ndarray
@@ -292,14 +287,13 @@ def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
         return (widen(value) * (1 + relative_change)).astype(value.dtype)
 
     def expect(exact: jax.Array, *perturbed: jax.Array) -> _Expected:
-        value = to_numpy(exact)[0]
-        effect = np.max([_distance(to_numpy(leaf)[0], value) for leaf in perturbed], axis=0)
+        value = np.asarray(exact)[0]
+        effect = np.max([_distance(leaf[0], value) for leaf in perturbed], axis=0)
         if not jnp.issubdtype(exact.dtype, jnp.inexact):
             return _Expected(value, effect)
         sizes = np.abs(np.nan_to_num(widen(value), posinf=0.0, neginf=0.0))
-        unit = float(jnp.finfo(exact.dtype).eps)
-        rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
-        return _Expected(value, _SAFETY * effect + rounding)
+        rounding = _ROUNDING * sizes + sizes.max(initial=0.0)  # in units of the last place
+        return _Expected(value, _SAFETY * effect + float(jnp.finfo(exact.dtype).eps) * rounding)
 
     results = [run(values)]
     for seed in range(_SEEDS):
@@ -312,20 +306,19 @@ def _compare_results(
     program: _Program, count: int, result: Any, expected: Any
 ) -> Iterator[ResultComparison]:
     """Yield the comparison of each leaf of a result on `count` devices with that on one."""
-    is_leaf = lambda leaf: isinstance(leaf, _Expected)
     leaves, tree = jax.tree.flatten_with_path(result)
-    expected_leaves, expected_tree = jax.tree.flatten(expected, is_leaf=is_leaf)
+    expected_leaves, expected_tree = jax.tree.flatten(expected)
     if tree != expected_tree:
         text = f"is {tree} on {count} devices, and {expected_tree} on one."
         raise ArgumentError(f"The result of {program.name} {text}")
     states = {
         argument.path: widen(argument.value)
         for argument in program.arguments
-        if argument.kind == "shared" and hasattr(argument.value, "dtype")
+        if argument.axis is None and hasattr(argument.value, "dtype")
         if jnp.issubdtype(argument.value.dtype, np.number)
     }
     for (path, leaf), one in zip(leaves, expected_leaves, strict=True):
-        same, text, distance = _compare_values(to_numpy(leaf), count, one, states)
+        same, text, distance = _compare_values(np.asarray(leaf), count, one, states)
         name, tolerance = f"result{jax.tree_util.keystr(path)}", float(one.tolerance.max(initial=0))
         yield ResultComparison(name, count, same, text, distance, tolerance)
 
@@ -333,9 +326,9 @@ def _compare_results(
 def _compare_values(
     values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
 ) -> tuple[bool | None, str, float]:
-    """Compare the values of devices, `[devices, *s]`, with the value on one device, or its parts.
+    """Return `same`, `difference` and `distance` of a `ResultComparison`.
 
-    Return `same`, `difference` and `distance` of a `ResultComparison`.
+    `values` are those of the devices, `[devices, *s]`: each the value on one device, or a part.
     """
     one = expected.value
     if values.shape[1:] != one.shape:
@@ -419,10 +412,3 @@ def widen(array: Any) -> np.ndarray:
 def to_numpy(leaf: Any) -> np.ndarray:
     """Return the NumPy array of an array, or of the data of random keys."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-
-
-def _to_host(leaf: Any) -> Any:
-    """Return a leaf in NumPy, or random keys that are not committed to a device."""
-    if is_key(leaf):
-        return with_data(leaf, lambda data: jnp.asarray(np.asarray(data)))
-    return np.asarray(leaf) if hasattr(leaf, "shape") else leaf

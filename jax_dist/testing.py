@@ -198,14 +198,6 @@ def _slices_by_device(array: jax.Array) -> dict[int, str]:
 _is_importing_main = False
 _TAIL_LINES = 30
 _SPARE_SECONDS = 2.0  # for a rank to print its stacks at the time limit, before it is ended
-# Modules must be found before anything of this package can be imported.
-_RANK = """
-import pickle, sys
-with open(sys.argv[1], "rb") as file:
-    sys.path[:] = pickle.load(file)[0]["sys_path"]
-from jax_dist.testing import _run_rank
-_run_rank(sys.argv[1])
-"""
 
 
 @dataclass(frozen=True)
@@ -262,14 +254,16 @@ def run_processes(
         ) from error
     preparation = spawn.get_preparation_data("rank")
     del preparation["authkey"]  # does not pickle
+    path = preparation["sys_path"]
     if getattr(fun, "__module__", None) != "__main__":  # the main program need not be imported
-        preparation = {"sys_path": preparation["sys_path"]}
+        preparation = {}
     lines: list[list[str]] = [[] for _ in range(processes)]
     with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
         task, deadline = pathlib.Path(name, "task"), time.time() + timeout
         task.write_bytes(pickle.dumps((preparation, call, timeout, deadline)))
+        program = f"import sys; sys.path[:] = {path}; from jax_dist.testing import _run_rank"
         job = launch.run(
-            [sys.executable, "-P", "-c", _RANK, str(task)],
+            [sys.executable, "-P", "-c", f"{program}; _run_rank({str(task)!r})"],
             processes,
             lambda rank, _, line: lines[rank].append(line),
             cpu_devices=cpu_devices,
@@ -330,8 +324,6 @@ def _run_rank(path: str) -> None:
             error = RuntimeError(f"rank {rank} raised {type(raised).__name__}: {raised}")
     report = pathlib.Path(path).with_name(f"{rank}.report")
     _files.write_atomically(report, pickle.dumps((value, error, trace)))
-    sys.stdout.flush()
-    sys.stderr.flush()
     if error is None:
         launch.note("finished", rank)
         jax.distributed.shutdown()  # waits for the others
