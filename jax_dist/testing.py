@@ -102,8 +102,7 @@ def assert_same_as_pmap(
     >>> assert_same_as_pmap(lambda x: x / jax.lax.psum(x, "i"), np.ones(8), axis_name="i").tolist()
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
-    donated = pmap_options.get("donate_argnums", ())
-    donated = {donated} if isinstance(donated, int) else set(donated)
+    donated = np.atleast_1d(pmap_options.get("donate_argnums", ()))
     copy = lambda leaf: leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
     def call_mapped(pmap: Callable) -> tuple[Any, Exception | None]:
@@ -118,11 +117,10 @@ def assert_same_as_pmap(
     expected, expected_error = call_mapped(jax.pmap)
     result, error = call_mapped(jax_dist.pmap if pmap is None else pmap)
     error_class = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
+    differences = []
     if error is None and expected_error is None:
-        differences = list(_result_differences(result, expected, rtol, atol))
-    elif expected_error is not None and isinstance(error, error_class):
-        differences = []
-    else:
+        differences += _result_differences(result, expected, rtol, atol)
+    elif not isinstance(error, error_class):
         differences = [f"it {_format_end(error)}, jax.pmap {_format_end(expected_error)}"]
     if differences:
         name = getattr(fun, "__name__", fun)
@@ -252,16 +250,15 @@ def run_processes(
             f"run_processes cannot pickle {getattr(fun, '__qualname__', fun)!r} and its arguments "
             f"({error}). Define it at the top of a module, and pass what it needs as arguments."
         ) from error
-    preparation = spawn.get_preparation_data("rank")
-    del preparation["authkey"]  # does not pickle
-    path = preparation["sys_path"]
-    if getattr(fun, "__module__", None) != "__main__":  # the main program need not be imported
-        preparation = {}
+    preparation: dict[str, Any] = {}
+    if getattr(fun, "__module__", None) == "__main__":  # else it need not be imported
+        preparation = spawn.get_preparation_data("rank")
+        del preparation["authkey"]  # does not pickle
     lines: list[list[str]] = [[] for _ in range(processes)]
     with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
         task, deadline = pathlib.Path(name, "task"), time.time() + timeout
         task.write_bytes(pickle.dumps((preparation, call, timeout, deadline)))
-        program = f"import sys; sys.path[:] = {path}; from jax_dist.testing import _run_rank"
+        program = f"import sys; sys.path[:] = {sys.path}; from jax_dist.testing import _run_rank"
         job = launch.run(
             [sys.executable, "-P", "-c", f"{program}; _run_rank({str(task)!r})"],
             processes,
