@@ -70,7 +70,7 @@ def filter_pmap(
     name = function_name(fun)
     options["donate_argnums"] = () if donate == "none" else 1  # the arrays; argument 0 is static
 
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> functools.partial[Any]:
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the mapped body, with its two arguments for a call of `fun`."""
         if kwargs:
             raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
