@@ -1,14 +1,11 @@
 """Analysis of a step: which values are uniform, and how these are wanted sharded.
 
-A value is uniform if all devices along the mapped axis have the same one, and else varies. The
-facts are those of `_passes.uniformity`. A leaf of the state is taken to be uniform until the step
-makes it vary.
+A value is uniform if all devices along the mapped axis have the same one, and else varies. A leaf
+of the state is taken to be uniform until the step makes it vary.
 
 How a value is wanted sharded follows from the shardings of the state. A new parameter is the old
 one less a part of the gradient, element by element; if it is sharded, so may all be that it is made
-of. So the sum of a gradient over devices can be scattered. From the results, this goes backwards
-through equations that work element by element, and through the bodies of loops and branches. What
-is made of such shards, element by element or by moving dimensions, is sharded as they are.
+of, and the sum of a gradient over devices can be scattered.
 """
 
 import dataclasses
@@ -33,7 +30,7 @@ class AxisAnalysis:
         self._invariance = Invariance()
 
     def uniform_values(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
-        """Return for every variable of a body whether it is uniform."""
+        """Return for every variable of a body whether it is uniform; `ins` says so of inputs."""
         facts = self._invariance.facts(body, self._same(ins), self._scope)
         return {var: self.name in same for var, same in facts.items()}
 
@@ -47,8 +44,8 @@ class AxisAnalysis:
     ) -> list[bool]:
         """Return for every input whether it is uniform in all calls of a step that feeds its state.
 
-        `pairs` are the numbers of the input and the result that are one leaf of the state. A leaf
-        whose result varies comes in varying at the next call, which may make other leaves vary.
+        `pairs` are the (input, result) numbers of the leaves of the state. In `mean, x -> mean + x`
+        the x of each device makes its mean vary: `[True, False]` becomes `[False, False]`.
         """
         ins = list(ins)
         while True:
@@ -56,7 +53,7 @@ class AxisAnalysis:
             newly_varying = [n for n, out in pairs if ins[n] and self.name not in results[out]]
             if not newly_varying:
                 return ins
-            for number in newly_varying:
+            for number in newly_varying:  # varying at the next call, where more may then vary
                 ins[number] = False
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
@@ -67,9 +64,9 @@ class AxisAnalysis:
         """Return whether an equation, or one in its bodies, makes varying values uniform (psum)."""
 
         def unifies(inner: JaxprEqn) -> bool:
-            has_groups = inner.params.get("axis_index_groups") is not None
-            is_over_axis = self.name in interpreter.named_axes(inner)
-            return is_over_axis and record_of(inner).makes_alike and not has_groups
+            if inner.params.get("axis_index_groups") is not None:  # each group has another result
+                return False
+            return self.name in interpreter.named_axes(inner) and record_of(inner).makes_alike
 
         return interpreter.holds(eqn, unifies)
 
@@ -107,7 +104,7 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
+Specs: TypeAlias = dict[Var, P]  # of each value that is wanted sharded
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,94 +121,96 @@ class ValueFacts:
         return None if isinstance(atom, Literal) else self.specs.get(atom)
 
 
-def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool]) -> Specs:
-    """Return the specs wanted of the uniform values of a body, given those of its results.
+def wanted_specs(body: Jaxpr, results: Sequence[P | None], uniform: Mapping[Var, bool]) -> Specs:
+    """Return specs for a body's uniform values from those of its results; None leaves one open.
 
-    None leaves a result open. A varying value is sharded over the mapped axis already.
+    For `new_w = w - 0.1 * g` with new_w at `P("i")`, also w, `0.1 * g` and g get `P("i")`.
     """
     specs: Specs = {}
 
-    def want(atoms: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Record specs for uniform variables; the first spec that a variable gets stays."""
+    def assign(atoms: Sequence[Any], wanted: Sequence[P | None]) -> None:
+        """Set the specs of uniform variables that have none yet."""
         for atom, spec in zip(atoms, wanted, strict=True):
             if spec is not None and isinstance(atom, Var) and uniform.get(atom, True):
                 specs.setdefault(atom, spec)
 
-    want(body.outvars, results)
-    for eqn in reversed(body.eqns):
+    assign(body.outvars, results)
+    for eqn in reversed(body.eqns):  # from results to operands
         wanted = [specs.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
-            want(eqn.invars, operand_specs(eqn, wanted))
-    for eqn in body.eqns:
+            assign(eqn.invars, operand_specs(eqn, wanted))
+    for eqn in body.eqns:  # then from operands to results, as to the transpose of a sharded w
         if len(eqn.outvars) == 1:
-            want(eqn.outvars, [_result_spec(eqn, specs)])
+            assign(eqn.outvars, [_result_spec(eqn, specs)])
     return specs
 
 
-def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
-    """Return for each body the specs of its results, given those of the equation; None: open."""
+def wanted_in_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[list[P | None]]:
+    """Return for each body the specs of its results; of a scan, `P(None, "i")` becomes `P("i")`."""
     if _compat.name_of(eqn) == "while":
-        of_body = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
+        of_body = {"cond_jaxpr": [None], "body_jaxpr": list(result_specs)}
         return [of_body[name] for name in interpreter.bodies_of_while(eqn)]
-    results = list(wanted)
+    specs = list(result_specs)
     if _compat.name_of(eqn) == "scan":
         _, carried = interpreter.loop_counts(eqn)
-        for n in range(carried, len(results)):  # stacked: the body's lack the first dimension
-            spec = results[n]
-            results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
-    return [list(results) for _ in interpreter.bodies(eqn)]
+        for n, stacked in enumerate(specs[carried:], start=carried):
+            if stacked is not None:  # sharded over the iterations, it is open within one
+                specs[n] = P(*stacked[1:]) if tuple(stacked[:1]) == (None,) else None
+    return [list(specs) for _ in interpreter.bodies(eqn)]
 
 
-def operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
+def operand_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
     """Return the specs that the operands of an equation should have, given those of its results."""
     record = record_of(eqn)
     if record.elementwise:
-        shape = _shape(eqn.outvars[0])
-        return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
+        shape = _shape(eqn.outvars[0])  # a scalar operand, as a learning rate, gets no spec
+        return [result_specs[0] if _shape(atom) == shape else None for atom in eqn.invars]
     if record.kind in ("call", "branch", "loop"):
-        return _through_bodies(eqn, wanted)
+        return _operand_specs_by_bodies(eqn, result_specs)
     return [None] * len(eqn.invars)
 
 
-def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
-    """Return the spec that the bodies of a loop or branch want for each operand; None: none.
+def _operand_specs_by_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
+    """Return the spec that the bodies of a call, loop or branch want for each operand, or None.
 
-    `wanted` has the specs of the results. The operands from number `first_scanned` on are those
-    that a scan slices: an iteration reads them without the first dimension.
+    If several bodies want one operand sharded, the first decides.
     """
-    specs: list[Any] = [None] * len(eqn.invars)
+    specs: list[P | None] = [None] * len(eqn.invars)
+    # From here on, a scan slices its operands: P("i") in an iteration is P(None, "i") of the whole.
     is_scan = _compat.name_of(eqn) == "scan"
-    first_scanned = sum(interpreter.loop_counts(eqn)) if is_scan else len(eqn.invars)
-    results, numbers = wanted_in_bodies(eqn, wanted), interpreter.operands_of_bodies(eqn)
-    for jaxpr, of_results, operands in zip(interpreter.bodies(eqn), results, numbers, strict=True):
-        body = interpreter.open_jaxpr(jaxpr)
-        body_specs = wanted_specs(body, of_results, {})
+    first_sliced = sum(interpreter.loop_counts(eqn)) if is_scan else len(eqn.invars)
+    bodies = map(interpreter.open_jaxpr, interpreter.bodies(eqn))
+    specs_of_bodies = wanted_in_bodies(eqn, result_specs)
+    operands_of_bodies = interpreter.operands_of_bodies(eqn)
+    for body, wanted, operands in zip(bodies, specs_of_bodies, operands_of_bodies, strict=True):
+        body_specs = wanted_specs(body, wanted, {})
         for var, number in zip(body.invars, operands, strict=True):
             spec = body_specs.get(var)
             if specs[number] is None and spec is not None:
-                specs[number] = spec if number < first_scanned else P(None, *spec)
+                specs[number] = spec if number < first_sliced else P(None, *spec)
     return specs
 
 
 def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
     """Return the spec of a cast, transpose, squeeze or slice of a sharded value, else None."""
-    operands = [var for var in variables(eqn.invars) if var in specs]
+    sharded_operands = [var for var in variables(eqn.invars) if var in specs]
     shape = _shape(eqn.outvars[0])
     if record_of(eqn).elementwise:
-        return next((specs[var] for var in operands if _shape(var) == shape), None)
-    if not operands:
+        return next((specs[var] for var in sharded_operands if _shape(var) == shape), None)
+    if not sharded_operands:
         return None
-    before, spec = _shape(operands[0]), specs[operands[0]]
-    parts = [*spec, *[None] * (len(before) - len(spec))]
+    operand = sharded_operands[0]
+    old_shape, spec = _shape(operand), specs[operand]
+    parts = [*spec, *[None] * (len(old_shape) - len(spec))]  # one for each dimension
     match _compat.name_of(eqn):
-        case "transpose":
+        case "transpose":  # P("i", None) becomes P(None, "i")
             return P(*[parts[dim] for dim in eqn.params["permutation"]])
         case "squeeze":
             dropped = eqn.params["dimensions"]
             return P(*[part for dim, part in enumerate(parts) if dim not in dropped])
-        case "slice":
-            sharded = [dim for dim, part in enumerate(parts) if part is not None]
-            return spec if all(before[dim] == shape[dim] for dim in sharded) else None
+        case "slice":  # of other dimensions than the sharded ones
+            sharded_dims = [dim for dim, part in enumerate(parts) if part is not None]
+            return spec if all(old_shape[dim] == shape[dim] for dim in sharded_dims) else None
     return None
 
 

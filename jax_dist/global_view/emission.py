@@ -3,10 +3,7 @@
 Shapes: a uniform value is `[*s]`, however it is sharded; a varying one is `[N, *s]`, sharded over
 the mapped axis, so that each device has its own `[1, *s]`. The body of a region sees `[*s]` of
 both. What a loop carries keeps one form: a carry that varies once varies from the start, so a
-uniform value goes in as `[N, *s]`. A scan goes over the first dimension, so what varies comes as
-`[T, N, *s]`.
-
-With `regather`, a region takes the shards of the state, and gathers them each time it reads them.
+uniform value goes in as `[N, *s]`.
 """
 
 import dataclasses
@@ -62,13 +59,13 @@ class Emitter:
         return lax.with_sharding_constraint(value, NamedSharding(self.axes.mesh, spec))
 
     def gather(self, value: Any, spec: P | None = None) -> Any:
-        """Return a uniform value for a region, gathered along the mapped axis."""
+        """Return a uniform value, gathered along the mapped axis as regions read it."""
         if self.axes.model:
             return self.constrain(value, None if spec is None else self.axes.drop_mapped(spec))
         return self.constrain(value, P())
 
     def stack(self, value: Any) -> Any:
-        """`[*s] -> [N, *s]`: give each device its own copy."""
+        """Return a copy for each device: `(4, 2)` becomes `(8, 4, 2)` on 8 devices."""
         value, axes = self.gather(value), self.axes
         stacked = jnp.broadcast_to(value, (axes.size, *jnp.shape(value)))
         others = [P.UNCONSTRAINED if axes.model else None] * jnp.ndim(value)
@@ -91,14 +88,13 @@ class Emitter:
     def _run_region(self, facts: ValueFacts, region: Region, env: Mapping[Var, Any]) -> Values:
         """Return the results of a region in one `shard_map`; `env` has the arrays it reads."""
         body, axes = region.body, self.axes
-        values = [
-            self.gather(env[var], facts.spec_of(var))
-            if facts.is_uniform(var) and var not in region.shards
-            else env[var]
-            for var in body.invars
-        ]
 
-        def run_on_device(*blocks: Any) -> Values:  # of a varying value, `[1, *s]`
+        def read_operand(var: Var) -> Any:
+            if facts.is_uniform(var) and var not in region.shards:
+                return self.gather(env[var], facts.spec_of(var))
+            return env[var]
+
+        def run_on_device(*blocks: Any) -> Values:  # of a varying `(8, 4)`, `(1, 4)` on each
             pairs = zip(body.invars, blocks, strict=True)
             args = [x if facts.is_uniform(var) else lax.squeeze(x, [0]) for var, x in pairs]
             results = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
@@ -119,12 +115,12 @@ class Emitter:
             check_vma=False,
             axis_names=set(axes.mapped if axes.model else axes.mesh.axis_names),
         )
-        return mapped(*values)
+        return mapped(*map(read_operand, body.invars))
 
     # --- loops and branches
 
     def _run_entered(self, facts: ValueFacts, step: EnteredEquation, values: Values) -> Values:
-        """Return the results of a loop or branch for operands, each uniform or `[N, *s]`."""
+        """Run a loop or branch on global arrays; of its operands, a varying one is `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
         # A constant of the loop that no iteration wants sharded is gathered once, before it.
         constants = interpreter.loop_counts(eqn)[0] if record_of(eqn).kind == "loop" else 0
@@ -142,32 +138,34 @@ class Emitter:
 
     def _run_scan(self, step: EnteredEquation, values: Values) -> Values:
         """Run a scan; what varies over iterations is `[N, T, *s]`, for `lax.scan` `[T, N, *s]`."""
-        (plan,), (first, carried) = step.plans, interpreter.loop_counts(step.eqn)
-        values, last = self._stack_all(values, step.ins, plan.ins), first + carried
-        start = self._constrain_all(values[first:last], step.out_specs[:carried])
-        pairs = zip(values[last:], plan.ins[last:], strict=True)  # that the scan slices
+        (plan,), (constants, carried) = step.plans, interpreter.loop_counts(step.eqn)
+        first_x = constants + carried
+        values = self._stack_all(values, step.ins, plan.ins)
+        carry = self._constrain_all(values[constants:first_x], step.out_specs[:carried])
+        pairs = zip(values[first_x:], plan.ins[first_x:], strict=True)
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
         run_iteration = lambda args: self._run_body(step, plan, *args)
-        outs = _scan_with(step.eqn, [*values[:first], *start, *xs], run_iteration)
+        outs = _scan_with(step.eqn, [*values[:constants], *carry, *xs], run_iteration)
         pairs = zip(outs[carried:], step.outs[carried:], strict=True)
         ys = [y if is_uniform else jnp.moveaxis(y, 0, 1) for y, is_uniform in pairs]
         return [*outs[:carried], *ys]
 
     def _run_while(self, step: EnteredEquation, values: Values) -> Values:
-        """Run a while loop, whose operands are constants of the condition, of the body, carries."""
+        """Run a while loop; `values` are constants of its condition, of its body, and carries."""
         plans = dict(zip(interpreter.bodies_of_while(step.eqn), step.plans, strict=True))
         condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
-        first = step.eqn.params["cond_nconsts"]
-        second = first + step.eqn.params["body_nconsts"]
-        values = self._stack_all(values, step.ins, [*condition.ins[:first], *body.ins])
+        for_condition = step.eqn.params["cond_nconsts"]
+        first_carry = for_condition + step.eqn.params["body_nconsts"]
+        values = self._stack_all(values, step.ins, [*condition.ins[:for_condition], *body.ins])
+        body_constants = values[for_condition:first_carry]
         return lax.while_loop(
-            lambda carry: self.run(condition, [*values[:first], *carry])[0],
-            lambda carry: self._run_body(step, body, *values[first:second], *carry),
-            self._constrain_all(values[second:], step.out_specs),
+            lambda carry: self.run(condition, [*values[:for_condition], *carry])[0],
+            lambda carry: self._run_body(step, body, *body_constants, *carry),
+            self._constrain_all(values[first_carry:], step.out_specs),
         )
 
     def _run_body(self, step: EnteredEquation, plan: BodyPlan, *args: Any) -> Values:
-        """Run a body; stack its uniform results over devices where those of `step` vary."""
+        """Run a body; stack a result `(4,)` as `(8, 4)` that varies in another branch or round."""
         specs = map(plan.facts.spec_of, plan.body.outvars)
         outs = self._constrain_all(self.run(plan, args), specs)
         return self._stack_all(outs, plan.outs, step.outs)
@@ -190,7 +188,7 @@ class _RegionBody:
 
     def run(self, args: Values) -> Values:
         """Return the results on this device, `[*s]`, or a shard of those in `region.scatters`."""
-        handlers = self._gathering(self.region.body, self.region.shards)
+        handlers = self._gather_handlers(self.region.body, self.region.shards)
         for eqn in self.region.body.eqns:
             if not self.region.scatters.keys().isdisjoint(eqn.outvars):
                 handlers[id(eqn)] = self._run_psum
@@ -232,39 +230,37 @@ class _RegionBody:
             (value,) = self._bind(eqn, _read(eqn.invars, {operand: value}))
         return self.axes.sum(value, self.region.scatters[iteration_sum.total].of_iteration)
 
-    def _gathering(self, body: Jaxpr, shards: _Shards) -> _Handlers:
+    def _gather_handlers(self, body: Jaxpr, shards: _Shards) -> _Handlers:
         """Return handlers for equations that read the `shards`, and for scans that sum inside."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
-            sharded = {
-                n: shards[atom]
-                for n, atom in enumerate(eqn.invars)
-                if isinstance(atom, Var) and atom in shards
-            }
+            operands = {n: atom for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)}
+            sharded = {n: shards[var] for n, var in operands.items() if var in shards}
             if sharded or not self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
                 handlers[id(eqn)] = functools.partial(self._run_gathering, sharded)
         return handlers
 
     def _run_gathering(self, sharded: _Operands, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation with `sharded` operands, gathered here or inside; or a scan that sums."""
+        """Run an equation whose operands in `sharded` are shards, gathered here or in its body.
+
+        A scan over layers gathers one in each iteration; it may also sum what it stacks there.
+        """
         body_shards = _shards_for_body(eqn, sharded)
-        gathered = {n: shard for n, shard in sharded.items() if n not in body_shards}
-        operands = self._gather_operands(eqn, values, gathered) if gathered else values
+        gathered_here = {n: shard for n, shard in sharded.items() if n not in body_shards}
+        operands = self._gather_operands(eqn, values, gathered_here) if gathered_here else values
         if not body_shards and self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
             return self._bind(eqn, operands)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
-        shards = {body.invars[n]: shard for n, shard in body_shards.items()}
-        handlers = self._gathering(body, shards)
+        handlers = self._gather_handlers(body, {body.invars[n]: x for n, x in body_shards.items()})
         if _compat.name_of(eqn) != "scan":
             # The barrier keeps XLA from merging what a checkpoint computes again with the forward
             # pass, now that its body is evaluated in place.
             is_checkpoint = record_of(eqn).call == "checkpoint"
             operands = lax.optimization_barrier(operands) if is_checkpoint else operands
             return self._evaluate(jaxpr, operands, handlers)
-        run_iteration = lambda args: list(
-            map(self._sum_of_iteration, eqn.outvars, self._evaluate(jaxpr, args, handlers))
-        )
+        run_body = lambda args: self._evaluate(jaxpr, args, handlers)
+        run_iteration = lambda args: [*map(self._sum_of_iteration, eqn.outvars, run_body(args))]
         return _scan_with(eqn, operands, run_iteration)
 
     def _gather_operands(self, eqn: JaxprEqn, values: Values, gathered: _Operands) -> Values:
@@ -272,8 +268,8 @@ class _RegionBody:
         values = list(values)
         # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
         is_tpu = self.axes.platform == "tpu"
-        operands = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
-        numbers = [*gathered] if is_tpu else operands
+        all_operands = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
+        numbers = [*gathered] if is_tpu else all_operands
         after_barrier = lax.optimization_barrier(tuple(values[n] for n in numbers))
         for n, value in zip(numbers, after_barrier, strict=True):
             values[n] = self.axes.gather(value, gathered[n]) if n in gathered else value
@@ -289,7 +285,7 @@ def _forward(eqn: JaxprEqn, values: Values) -> Values:
     return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
 
 
-def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
+def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> _Operands:
     """Return which `sharded` operands the body of an equation takes as shards, by operand number.
 
     All of a call; of a scan those that it slices, unless they are sharded over the iterations
@@ -299,8 +295,8 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
     if record_of(eqn).call in ("inline", "checkpoint"):
         shards = dict(sharded)
     elif _compat.name_of(eqn) == "scan":
-        first = sum(interpreter.loop_counts(eqn))
-        sliced = {n: shard for n, shard in sharded.items() if n >= first and shard.dim != 0}
+        first_x = sum(interpreter.loop_counts(eqn))  # after constants and carries
+        sliced = {n: shard for n, shard in sharded.items() if n >= first_x and shard.dim != 0}
         shards = {n: shard.of_iteration for n, shard in sliced.items()}
     else:
         return {}
@@ -310,13 +306,13 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> dict[int, Shard]:
 
 def _scan_with(eqn: JaxprEqn, values: Values, run_iteration: Callable[[Values], Values]) -> Values:
     """Run a scan with a function of constants, carries and slices in the place of its jaxpr."""
-    first, carried = interpreter.loop_counts(eqn)
+    constants, carried = interpreter.loop_counts(eqn)
 
-    def iteration(carry: Values, xs: Values) -> tuple[Values, Values]:
-        outs = run_iteration([*values[:first], *carry, *xs])
+    def iteration(carry: Values, slices: Values) -> tuple[Values, Values]:
+        outs = run_iteration([*values[:constants], *carry, *slices])
         return outs[:carried], outs[carried:]
 
     params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-    start, xs = values[first : first + carried], values[first + carried :]
-    carry, ys = lax.scan(iteration, start, xs, **params)
+    first_x = constants + carried
+    carry, ys = lax.scan(iteration, values[constants:first_x], values[first_x:], **params)
     return [*carry, *ys]

@@ -4,8 +4,7 @@ In the step the mapped axis has one name. On the mesh it may be several axes, an
 the step goes over all of them. Where regions are manual over these axes only, XLA shards what is
 computed in them over the others, the model axes, as the state is. What it cannot shard runs in a
 `shard_map` of its own, whole on each device along the model axes. So does a loop or a branch in
-which devices may take different paths: what XLA sends in its body waits for all devices, also for
-those that left it.
+which devices may take different paths.
 """
 
 import dataclasses
@@ -31,12 +30,12 @@ from jax_dist._passes.uniformity import cut_along
 class Shard:
     """The sharding of a uniform value of which each device along the mapped axis holds a shard."""
 
-    dim: int  # the dimension that is sharded over axes of the mapped one, and only these
+    dim: int  # the dimension sharded over the mapped axis, or a part of it, and nothing else
     spec: P  # of the whole value, also over model axes
 
     @property
     def of_iteration(self) -> "Shard":
-        """The shard that a scan over the first dimension has in each iteration."""
+        """The shard of one iteration of a scan: `P(None, "i")`, dim 1, becomes `P("i")`, dim 0."""
         return Shard(self.dim - 1, P(*self.spec[1:]))
 
 
@@ -65,7 +64,7 @@ class MeshAxes:
 
     @property
     def rebinds(self) -> bool:
-        """True if equations of the step have to be bound again, for other axes than they name."""
+        """True if equations must be bound again: the mesh has other axes than the step names."""
         return bool(self.model) or self.mapped != (self.name,)
 
     @property
@@ -74,7 +73,8 @@ class MeshAxes:
         return NamedSharding(self.mesh, P(self.mapped))
 
     def sharding_of_varying(self, wanted: P) -> NamedSharding:
-        """Return the sharding of `[N, *s]` where a uniform `[*s]` would be sharded as wanted."""
+        """Return the sharding of `[N, *s]`, where `[*s]` would have the spec `wanted`."""
+        # P("model") becomes P("i", "model"); P("i") stays, since no axis shards two dimensions.
         is_free = cut_along(wanted).isdisjoint(self.mapped)
         return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
 
@@ -91,46 +91,50 @@ class MeshAxes:
         return None
 
     def sum(self, value: Any, shard: Shard | None = None) -> Any:
-        """Sum over the mapped axis; with `shard`, each device gets its shard of the sum only."""
-        wide, over = self._widen(value), self.mapped
+        """Sum over the mapped axis; with `shard`, `(8, 4)` on 4 devices becomes `(2, 4)`."""
+        widened, axes = self._widen(value), self.mapped
         if shard is not None:
-            names = names_of(shard.spec[shard.dim])
+            scattered_axes = names_of(shard.spec[shard.dim])
             scatter = functools.partial(
-                lax.psum_scatter, axis_name=names, scatter_dimension=shard.dim, tiled=True
+                lax.psum_scatter, axis_name=scattered_axes, scatter_dimension=shard.dim, tiled=True
             )
-            wide = self._send(scatter, wide, shard.spec)
-            over = tuple(name for name in over if name not in names)
-        return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+            widened = self._send(scatter, widened, shard.spec)
+            axes = tuple(name for name in axes if name not in scattered_axes)  # as replicas in HSDP
+        return (lax.psum(widened, axes) if axes else widened).astype(value.dtype)
 
     def gather(self, value: Any, shard: Shard) -> Any:
-        """Gather the dimension of which each device has a shard; the inverse of slicing it."""
+        """Return the whole value of a shard: `(2, 4)` on 4 devices becomes `(8, 4)`, for dim 0."""
         names = names_of(shard.spec[shard.dim])
         gather = functools.partial(lax.all_gather, axis_name=names, axis=shard.dim, tiled=True)
         return self._send(gather, value, shard.spec)
 
-    def _send(self, send: Callable[[Any], Any], value: Any, spec: P) -> Any:
+    def _send(self, collective: Callable[[Any], Any], value: Any, spec: P) -> Any:
         """Run a collective in each shard of the model axes, over which XLA would gather first."""
-        if self.model:
-            at, axes = self.drop_mapped(spec), set(self.model)
-            send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=axes, check_vma=False)
-        return send(value)
+        if not self.model:
+            return collective(value)
+        specs: Any = {"in_specs": self.drop_mapped(spec), "out_specs": self.drop_mapped(spec)}
+        return jax.shard_map(collective, **specs, axis_names={*self.model}, check_vma=False)(value)
 
     def _widen(self, value: Any) -> Any:
+        """Return the operand of a sum, in float32 where XLA cannot sum bfloat16."""
         # XLA for CPU aborts at a sum of bfloat16 where model axes are not manual.
         widens = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
         return value.astype(jnp.float32) if widens else value
 
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
         """Return the function that evaluates an equation in a region; None to bind it unchanged."""
-        record, name = record_of(eqn), _compat.name_of(eqn)
+        record = record_of(eqn)
         if self.name in interpreter.named_axes(eqn):
             return self._run_collective
-        if self.model and (record.unsplit or record.kind == "branch" or name == "while"):
+        # What XLA cannot shard over model axes; and where devices may take different paths, it
+        # must not: a device that left the loop would be missing in the collectives of its body.
+        is_data_dependent = record.kind == "branch" or _compat.name_of(eqn) == "while"
+        if self.model and (record.unsplit or is_data_dependent):
             return self._run_whole
         return interpreter.replay if record.tied else None
 
     def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run a collective of the step over the mesh axes that its mapped axis is."""
+        """Run a collective over the mesh axes of the mapped axis, as `("replica", "shard")`."""
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
@@ -141,8 +145,8 @@ class MeshAxes:
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
     def _run_whole(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation in a `shard_map` that replicates it over the model axes."""
-        all_manual = dataclasses.replace(self, model=frozenset())  # there XLA may shard nothing
-        bind = lambda *args: rebind.bind_again(eqn, list(args), all_manual.handler_of)
-        specs, axes = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.model)
-        return jax.shard_map(bind, **specs, axis_names=axes, check_vma=False)(*values)
+        """Run an equation on whole values on each device along the model axes, by a `shard_map`."""
+        without_model = dataclasses.replace(self, model=frozenset())  # there XLA may shard nothing
+        bind = lambda *args: rebind.bind_again(eqn, list(args), without_model.handler_of)
+        specs = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}
+        return jax.shard_map(bind, **specs, axis_names={*self.model}, check_vma=False)(*values)

@@ -41,8 +41,8 @@ class StateType:
     structure: Any
     paths: tuple[str, ...]  # of the leaves, as in "state['w']"
     leaves: tuple[jax.ShapeDtypeStruct, ...]
-    # Whether the user said which leaves are stacked over devices.
-    is_said: bool = dataclasses.field(default=False, compare=False)
+    # Whether the user said by `stacked=` which leaves are stacked over devices.
+    is_explicit: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def tree(self) -> Any:
@@ -78,13 +78,13 @@ class Setting:
 
     def leaves_of(self, state: StateType, origins: Mapping[str, str]) -> list[Leaf]:
         """Return the leaves of a state argument; `origins` has by path where some began to vary."""
-        leaves = []
-        for number, (keys, kind) in enumerate(jax.tree.leaves_with_path(state.tree)):
-            wanted = self._sharding_of(jax.tree_util.keystr(keys, simple=True, separator="/"), kind)
-            path, size = state.paths[number], self.axes.size
-            origin = origins.get(path)
+        leaves, size = [], self.axes.size
+        keys_and_types = jax.tree.leaves_with_path(state.tree)
+        for path, (keys, leaf_type) in zip(state.paths, keys_and_types, strict=True):
+            short_path = jax.tree_util.keystr(keys, simple=True, separator="/")  # "params/w"
+            wanted, origin = self._sharding_of(short_path, leaf_type), origins.get(path)
             sharding = wanted if origin is None else self.axes.sharding_of_varying(wanted.spec)
-            leaves.append(Leaf(state.argument, path, kind, wanted, sharding, size, origin))
+            leaves.append(Leaf(state.argument, path, leaf_type, wanted, sharding, size, origin))
         return leaves
 
     def _sharding_of(self, path: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -124,10 +124,11 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
 
 def place_leaf(value: Any, leaf: Leaf, axes: MeshAxes) -> Any:
     """Place a state value, `[*s]` or stacked: as `[N, *s]` if the leaf varies, else as `[*s]`."""
-    if jnp.shape(value) != leaf.type.shape:
-        if not leaf.uniform:
-            return put_slices(value, leaf.sharding)
+    is_stacked = jnp.shape(value) != leaf.type.shape
+    if is_stacked and leaf.uniform:  # all slices are equal
         return _first_slice(put_slices(value, axes.by_device), leaf.sharding)
+    if is_stacked:
+        return put_slices(value, leaf.sharding)
     if not isinstance(value, jax.Array):  # on CPU, `device_put` would share its memory
         value = np.array(value, dtype=type_of(value).dtype)
     put = put_copy if leaf.uniform else copy_to_devices  # both in memory of its own
@@ -141,7 +142,7 @@ def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def copy_to_devices(value: Any, sharding: NamedSharding) -> Any:
-    """`[*s] -> [N, *s]`: give each device its own copy."""
+    """Return a copy for each device: `(4, 2)` becomes `(8, 4, 2)` on 8 devices."""
     is_host, is_traced = not isinstance(value, jax.Array), isinstance(value, Tracer)
     # jit takes a traced value as it is, and an array that is on the devices of the mesh.
     if is_host or not (is_traced or value.sharding.device_set == sharding.device_set):

@@ -40,34 +40,34 @@ class StepProgram:
 
     @classmethod
     def build(
-        cls, setting: Setting, call: Call, state: Sequence[StateType], varying: Varying
+        cls, setting: Setting, call: Call, state: list[StateType], varying: Varying
     ) -> "StepProgram":
         """Trace and plan a step for a call of types; see `trace_step`."""
         analysis = AxisAnalysis(setting.options.axis_name)
         traced = trace_step(setting, analysis, call, state, varying)
-        wanted = [
+        result_specs = [  # of the new state, where it is sharded
             leaf.sharding.spec if leaf and leaf.uniform and leaf.is_sharded else None
             for leaf in traced.out_leaves
         ]
-        planner = Planner(analysis, setting, single_region=not any(wanted))
-        return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, wanted))
+        planner = Planner(analysis, setting, single_region=not any(result_specs))
+        return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, result_specs))
 
     @functools.cached_property
     def in_layouts(self) -> list[tuple[Axis, NamedSharding]]:
-        """The dimension of the slices of each argument leaf, if it has any, and its sharding."""
+        """The mapped dimension of each argument leaf, None if it has none, and its sharding."""
         call, leaves = self.traced.call, self.traced.in_leaves
         return list(map(self._layout, leaves, call.axes, [len(kind.shape) for kind in call.leaves]))
 
     @functools.cached_property
     def out_layouts(self) -> list[tuple[Axis, NamedSharding]]:
-        """The dimension of the slices of each result leaf, if it has any, and its sharding."""
+        """The mapped dimension of each result leaf, None if it has none, and its sharding."""
         ranks = [aval.ndim + 1 for aval in self.traced.lifted.jaxpr.out_avals]
         return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes, ranks))
 
     def _layout(self, leaf: Leaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
-        """Return the dimension of the slices and the sharding: of a state leaf, or by its axis."""
+        """Return the mapped dimension and the sharding: of axis 1, `(1, P(None, "i"))`."""
         if leaf is not None:
-            return None if leaf.uniform else 0, leaf.sharding
+            return None if leaf.uniform else 0, leaf.sharding  # `[*s]`, or `[N, *s]`
         spec = axes.spec_of_axis(axis, rank, self.setting.mapped)
         return axis, NamedSharding(self.setting.axes.mesh, spec)
 
@@ -90,20 +90,16 @@ class StepProgram:
         """The emitter of the plan; XLA may shard regions over model axes if the state uses them."""
         axes, reorders = self.setting.axes, self.setting.reorders
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
-        sharded = frozenset().union(*map(cut_along, specs))
-        model = frozenset(axes.mesh.axis_names) - {*axes.mapped}
+        axes_of_state = frozenset().union(*map(cut_along, specs))
+        model_axes = frozenset(axes.mesh.axis_names) - {*axes.mapped}
         # To shard computations over model axes changes the order of sums.
-        if reorders and not sharded.isdisjoint(model):
-            axes = dataclasses.replace(axes, model=model)
+        if reorders and not axes_of_state.isdisjoint(model_axes):
+            axes = dataclasses.replace(axes, model=model_axes)
         return Emitter(axes, reorders)
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """The jit object.
-
-        It takes the captured arrays as one argument, then the arguments that are not static, as
-        they are kept, and keywords as a dict.
-        """
+        """The jit object of `step(captured, *args, kwargs)`, without static arguments."""
         options, out_tree = self.setting.options, self.traced.out_tree
 
         def step(captured: Sequence[Any], *args: Any) -> Any:
@@ -119,7 +115,7 @@ class StepProgram:
             step,
             in_shardings=(replicated, *self._arguments(in_shardings)),
             out_shardings=jax.tree.unflatten(out_tree, out_shardings),
-            donate_argnums=[number + 1 for number in donated],
+            donate_argnums=[1 + number for number in donated],  # after the captured arrays
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
@@ -134,16 +130,14 @@ class StepProgram:
         return _compat.pass_first_argument(lowered, self.captured)
 
     def place(self, call: Call) -> list[Any]:
-        """Return the leaves of a call where the program wants them.
+        """Return the leaves of a call with the shardings of the program.
 
         ArgumentError is raised if a leaf of the state is sharded otherwise, or an argument is of
         this process alone.
         """
         placed = []
-        for number, (value, (_, target)) in enumerate(
-            zip(call.leaves, self.in_layouts, strict=True)
-        ):
-            leaf = self.traced.in_leaves[number]
+        for number, value in enumerate(call.leaves):
+            leaf, (_, target) = self.traced.in_leaves[number], self.in_layouts[number]
             # One value `[*s]` of a leaf that varies: every device gets a copy of it.
             if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
                 value = placement.copy_to_devices(value, target)
@@ -162,12 +156,14 @@ class StepProgram:
         args = [*captured]
         for value, (axis, _) in zip(leaves, self.in_layouts, strict=True):
             args.append(value if axis is None else jnp.moveaxis(value, axis, 0))
-        outs = self.emitter.run(self.plan, args)
+        results = self.emitter.run(self.plan, args)
         for number, (axis, _) in enumerate(self.out_layouts):
-            if axis is not None:
-                out = self.emitter.stack(outs[number]) if self.plan.outs[number] else outs[number]
-                outs[number] = jnp.moveaxis(out, 0, axis)
-        return outs
+            if axis is None:
+                continue
+            if self.plan.outs[number]:  # uniform, and asked for as `[N, *s]`
+                results[number] = self.emitter.stack(results[number])
+            results[number] = jnp.moveaxis(results[number], 0, axis)
+        return results
 
 
 class Signatures:
@@ -200,29 +196,30 @@ class Signatures:
         args, _ = call.rebuild(call.leaves)
         state = [self._type_of_state(number, args[number]) for number in self._setting.state]
         leaf_axes = list(call.axes)
-        for kind in state:
-            for n, leaf in zip(leaf_numbers(call, kind.argument), kind.leaves, strict=True):
-                shape = (self._size, *leaf.shape)
-                types[n], leaf_axes[n] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
+        for state_type in state:  # all as `[N, *s]`: a leaf that comes as `[*s]` changes nothing
+            numbers = leaf_numbers(call, state_type.argument)
+            for number, leaf in zip(numbers, state_type.leaves, strict=True):
+                types[number] = jax.ShapeDtypeStruct((self._size, *leaf.shape), leaf.dtype)
+                leaf_axes[number] = 0
         key = _key_of(call, types)
         program = self._programs.get(key)
         leaves = program.traced.state_leaves if program else ()
         if program is None or any(leaf.uniform and leaf.path in self._varying for leaf in leaves):
-            typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-            if typed.size != self._size:
+            stacked_call = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
+            if stacked_call.size != self._size:
                 raise MappedAxisError(
                     f"'{call.fun_name}' is mapped over {self._size} devices, but its arguments "
-                    f"have {typed.size} slices. Give [N, b, ...] for N devices, as place_batch "
-                    "makes it of rows."
+                    f"have {stacked_call.size} slices. Give [N, b, ...] for N devices, as "
+                    "place_batch makes it of rows."
                 )
             with meshes.outside_of_meshes():
-                program = StepProgram.build(self._setting, typed, state, self._varying)
+                program = StepProgram.build(self._setting, stacked_call, state, self._varying)
             self._programs[key] = program
         self._add_varying({x.path: x.origin for x in program.traced.state_leaves if x.origin})
-        are_said = {kind.argument: kind.is_said for kind in state}
+        is_explicit = {state_type.argument: state_type.is_explicit for state_type in state}
         for leaf, value in zip(program.traced.in_leaves, call.leaves, strict=True):
             if leaf is not None:
-                self._check_form(leaf, jnp.shape(value), is_said=are_said[leaf.argument])
+                self._check_form(leaf, jnp.shape(value), is_explicit=is_explicit[leaf.argument])
         return program
 
     def _add_varying(self, origins: Varying) -> None:
@@ -232,10 +229,10 @@ class Signatures:
             self._called.clear()  # its programs take these leaves to be uniform
 
     def _type_of_state(self, number: int, state: Any, stacked: Any = None) -> StateType:
-        """Return and record the types of argument `number` of the state, on one device.
+        """Return and record the types `[*s]` of argument `number` of the state, on one device.
 
-        `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, they are
-        those of the last state of its structure if that fits in either form; else none is stacked.
+        `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, the types
+        are those of the last state of this structure if it fits; else no leaf is stacked.
         """
         pairs, structure = jax.tree.flatten_with_path(state)
         last = self._known.get((number, structure))
@@ -253,13 +250,13 @@ class Signatures:
                 )
             shape = leaf_type.shape[int(is_stacked) :]
             leaves.append(jax.ShapeDtypeStruct(shape, leaf_type.dtype))
-        kind = StateType(number, structure, paths, tuple(leaves), is_said=stacked is not None)
+        kind = StateType(number, structure, paths, tuple(leaves), is_explicit=stacked is not None)
         if kind != last:  # of another state, other leaves may vary
             self._varying = {p: x for p, x in self._varying.items() if p not in paths}
         self._known[number, structure] = kind
         return kind
 
-    def take_state(self, number: int, state: Any, *, stacked: Any) -> StateType:
+    def take_state(self, number: int, state: Any, stacked: Any) -> StateType:
         """Read argument `number` of the state; leaves that differ between devices now vary."""
         kind = self._type_of_state(number, state, stacked)
         self._called.clear()  # of programs that take it for another state
@@ -282,8 +279,7 @@ class Signatures:
         """Return the last program, for its report."""
         if self.last is None:
             raise ArgumentError(
-                f"'{what}' of a global view is not known yet. Call it first, or "
-                "place(state, *other arguments)."
+                f"'{what}' of a global view needs a call first, or place(state, *other arguments)."
             )
         return self.last
 
@@ -296,11 +292,12 @@ class Signatures:
             trees.append(jax.tree.unflatten(jax.tree.structure(args[number]), wholes))
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def _check_form(self, leaf: Leaf, shape: tuple[int, ...], *, is_said: bool) -> None:
+    def _check_form(self, leaf: Leaf, shape: tuple[int, ...], *, is_explicit: bool) -> None:
         """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
+        # On 8 devices, (8, 2) may be a value (2,) for each, or one value for all.
         is_single = shape == leaf.type.shape
         looks_stacked = is_single and shape[:1] == (self._size,)
-        if not leaf.uniform and looks_stacked and not is_said:
+        if not leaf.uniform and looks_stacked and not is_explicit:
             raise ArgumentError(
                 f"{leaf.path} of shape {shape} begins to vary at {leaf.origin}: it may have one "
                 f"value for each of {self._size} devices, or one for all. Say which, by "
@@ -315,9 +312,9 @@ class Signatures:
 
 
 def _move_to(value: Any, target: NamedSharding, leaf: Leaf | None, path: Callable[[], str]) -> Any:
-    """Place an argument leaf, one of the state if `leaf` says so, where the program wants it.
+    """Return an argument with the sharding `target`; ArgumentError if it must not be moved there.
 
-    `path` returns its name for an ArgumentError; see `StepProgram.place`.
+    `leaf` has the facts about a leaf of the state. `path` returns the argument's name, for errors.
     """
     is_array = isinstance(value, jax.Array)
     is_global = is_array and not value.is_fully_addressable

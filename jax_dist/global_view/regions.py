@@ -5,9 +5,6 @@ A uniform value is computed on global arrays; what varies, and every collective 
 takes all that can run when its stage has come, so a step of one all-reduce has one region, however
 many leaves its gradients have. Loops, and branches on a uniform condition, are entered where they
 make something uniform, or keep something sharded: their bodies have stages of their own.
-
-Calls are inlined: an equation goes to one place, so a jit around a whole step would go into a
-region as one, with its update of uniform parameters.
 """
 
 import dataclasses
@@ -21,14 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes import interpreter
 from jax_dist._passes.interpreter import loop_counts, record_of
-from jax_dist.global_view.analysis import (
-    AxisAnalysis,
-    ValueFacts,
-    operand_specs,
-    variables,
-    wanted_in_bodies,
-    wanted_specs,
-)
+from jax_dist.global_view import analysis
+from jax_dist.global_view.analysis import AxisAnalysis, ValueFacts, variables
 from jax_dist.global_view.mesh_axes import Shard
 from jax_dist.global_view.placement import Setting
 
@@ -104,20 +95,22 @@ class Planner:
     setting: Setting
     single_region: bool  # nothing is sharded, so all is one region: pmap's program, to the bit
 
-    def plan(self, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[P | None]) -> BodyPlan:
-        """Return the plan of a body.
+    def plan(self, jaxpr: Any, ins: Sequence[bool], result_specs: Sequence[P | None]) -> BodyPlan:
+        """Return the plan of a body, given for each input whether it is uniform.
 
-        `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
+        `result_specs` says how each result is wanted sharded, if at all.
         """
         closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+        # An equation is put as a whole: a jit around the step would be one region with its update.
         is_call = lambda eqn: record_of(eqn).call == "inline"
         closed = interpreter.inline_calls(closed, is_call, in_bodies=False)
         uniform = self.analysis.uniform_values(closed, ins)
-        facts = ValueFacts(uniform, wanted_specs(closed.jaxpr, wanted, uniform))
+        facts = ValueFacts(uniform, analysis.wanted_specs(closed.jaxpr, result_specs, uniform))
         return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))
 
     def _steps(self, body: Jaxpr, facts: ValueFacts) -> list[JaxprEqn | EnteredEquation | Region]:
-        """Put each equation into the first stage that has its operands; return all, in order."""
+        """Return the equations of a body by stages, in each the global ones before its region."""
+        # Gradients, which vary, and their psum are region 0; the update by that psum is in stage 1.
         global_steps: dict[int, list[Any]] = defaultdict(list)  # by stage
         region_eqns: dict[int, list[JaxprEqn]] = defaultdict(list)  # by stage
         stage_of: dict[Var, int] = {}  # the stage that computes a value
@@ -126,7 +119,7 @@ class Planner:
         for eqn in body.eqns:
             entered = self._enter(eqn, facts)
             is_in_region = entered is None and self._runs_in_region(eqn, facts)
-            stage = 0
+            stage = 0  # the first in which all operands can be read
             for var in variables(eqn.invars):
                 # Outside of regions, the results of a region can be read one stage later.
                 is_one_later = var in region_results and not is_in_region
@@ -164,17 +157,20 @@ class Planner:
         """
         if self.single_region or record_of(eqn).kind not in ("loop", "branch"):
             return None
-        ins, outs = [*map(facts.is_uniform, eqn.invars)], [*map(facts.is_uniform, eqn.outvars)]
-        specs = [*map(facts.spec_of, eqn.outvars)]
-        is_sharded = any(spec is not None for spec in specs)
+        ins = [facts.is_uniform(atom) for atom in eqn.invars]
+        outs = [facts.is_uniform(var) for var in eqn.outvars]
+        out_specs = [facts.spec_of(var) for var in eqn.outvars]
+        is_sharded = any(spec is not None for spec in out_specs)
         if not any(outs) or not (is_sharded or self.analysis.is_unified_by(eqn)):
             return None
         # Under vmap a condition has many elements, and lax.while_loop takes one.
         if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return None
-        uniform, wanted = self.analysis.uniform_in_bodies(eqn, ins), wanted_in_bodies(eqn, specs)
-        plans = list(map(self.plan, interpreter.bodies(eqn), uniform, wanted))
-        return EnteredEquation(eqn, plans, ins, outs, operand_specs(eqn, specs), specs)
+        ins_of_bodies = self.analysis.uniform_in_bodies(eqn, ins)
+        specs_of_bodies = analysis.wanted_in_bodies(eqn, out_specs)
+        plans = list(map(self.plan, interpreter.bodies(eqn), ins_of_bodies, specs_of_bodies))
+        in_specs = analysis.operand_specs(eqn, out_specs)
+        return EnteredEquation(eqn, plans, ins, outs, in_specs, out_specs)
 
     def _region(
         self,
@@ -197,6 +193,7 @@ class Planner:
         effects = frozenset().union(*[eqn.effects for eqn in eqns])
         debug_info = source.debug_info._replace(arg_names=None, result_paths=None)
         body = Jaxpr((), inputs, results, eqns, effects, debug_info)
+        # psums over the mapped axis become psum_scatters where only shards of them are read.
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, eqns)) if self.setting.reorders else []
@@ -220,30 +217,27 @@ def _iteration_sums(
 ) -> Iterator[tuple[Var, IterationSum]]:
     """Yield the stacked results of scans whose psum can be taken in each iteration instead.
 
-    Nothing else reads such a result: one chain of elementwise equations leads to a psum that is
-    scattered over another dimension than 0, that of the iterations. `scatters` has these psums.
+    Nothing else reads such a result, as the gradients `[layers, *s]` of a scan over layers: one
+    chain of elementwise equations leads to a psum that is scattered over another dimension than 0,
+    that of the iterations. `scatters` has these psums.
     """
-    reader_of = _sole_readers(body)
+    reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
+    readers = ((var, eqn) for eqn in body.eqns for var in variables(eqn.invars))
+    reader_of = {var: eqn for var, eqn in readers if reads[var] == 1}  # of what is read once
     scans = [eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan"]
-    for result in (var for eqn in scans for var in eqn.outvars[loop_counts(eqn)[1] :]):
-        var, between = result, []
-        while (eqn := reader_of.get(var)) is not None:
+    for stacked in (var for eqn in scans for var in eqn.outvars[loop_counts(eqn)[1] :]):
+        var, between = stacked, []
+        while (eqn := reader_of.get(var)) is not None:  # follow the chain
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
                 if total in scatters and scatters[total].dim != 0:
-                    yield result, IterationSum(total, tuple(between))
+                    yield stacked, IterationSum(total, tuple(between))
                 break
+            # An equation of two variables, as a sum with weight decay, cannot run in an iteration.
             if not record_of(eqn).elementwise or len(variables(eqn.invars)) > 1:
                 break
             between.append(eqn)
             (var,) = eqn.outvars
-
-
-def _sole_readers(body: Jaxpr) -> dict[Var, JaxprEqn]:
-    """Return the equation that reads a value, of values that are read once, and not returned."""
-    reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
-    operands = ((var, eqn) for eqn in body.eqns for var in variables(eqn.invars))
-    return {var: eqn for var, eqn in operands if reads[var] == 1}
 
 
 def _operands(eqns: Iterable[JaxprEqn]) -> list[Var]:

@@ -68,10 +68,7 @@ class GlobalViewReport:
         """The bytes that it holds under pmap: the whole of each leaf."""
         return sum(leaf.bytes_under_pmap for leaf in self.leaves)
 
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # the table, also at a prompt
         columns = ("leaf", "one device sees", "kind", "sharding", "bytes per device")
         rows = [
             (

@@ -1,7 +1,7 @@
 """Trace of a step for one slice, and the leaves of its state that vary."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -46,11 +46,7 @@ class TracedStep:
 
 
 def trace_step(
-    setting: Setting,
-    analysis: AxisAnalysis,
-    call: Call,
-    state: Sequence[StateType],
-    varying: Varying,
+    setting: Setting, analysis: AxisAnalysis, call: Call, state: list[StateType], varying: Varying
 ) -> TracedStep:
     """Trace a step for a call of types, its state `[N, *s]` as under pmap.
 
@@ -58,24 +54,25 @@ def trace_step(
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    carried = _pair_results(call, state, lifted.jaxpr, out_tree)  # by result, the argument leaf
-    first_leaf, paths, carried_leaves = len(lifted.captures), call.paths(), {*carried.values()}
-    ins = [True] * first_leaf  # a captured array is one object for all devices
+    argument_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # leaf numbers, of the state
+    captures, paths, carried_leaves = len(lifted.captures), call.paths(), {*argument_of.values()}
+    is_uniform = [True] * captures  # a captured array is one object for all devices
     for number, axis in enumerate(call.axes):
         # A carried leaf is taken to be uniform until the step is seen to make it vary.
         is_uniform_state = number in carried_leaves and paths[number] not in varying
-        ins.append(axis is None or is_uniform_state)
-    pairs = [(first_leaf + number, result) for result, number in carried.items()]
-    ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
+        is_uniform.append(axis is None or is_uniform_state)
+    pairs = [(captures + number, result) for result, number in argument_of.items()]
+    is_uniform = analysis.settle_state(lifted.jaxpr, is_uniform, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
-    uniform = analysis.uniform_values(body, ins)
-    origins = [find_origin(body, uniform, out) for out in body.outvars]
-    _check_results(call.fun_name, out_tree, out_axes, origins, carried)
-    by_path = {paths[number]: origin for n, number in carried.items() if (origin := origins[n])}
-    leaves = _leaves_of_state(setting, call, state, {**by_path, **varying})
+    uniform_values = analysis.uniform_values(body, is_uniform)
+    origins = [find_origin(body, uniform_values, out) for out in body.outvars]
+    varying_results = {n: x for n, x in enumerate(origins) if x and n not in argument_of}
+    _check_results(call.fun_name, out_tree, out_axes, varying_results)
+    found = {paths[n]: origin for result, n in argument_of.items() if (origin := origins[result])}
+    leaves = _leaves_of_state(setting, call, state, {**found, **varying})
     in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
-    out_leaves = [leaves.get(carried.get(n, -1)) for n in range(len(out_axes))]
-    return TracedStep(call, lifted, out_tree, out_axes, ins, in_leaves, out_leaves)
+    out_leaves = [leaves.get(argument_of.get(n, -1)) for n in range(len(out_axes))]
+    return TracedStep(call, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
 
 
 def _trace(setting: Setting, call: Call) -> tuple[Lifted, Any, tuple[Axis, ...]]:
@@ -119,17 +116,17 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 def _pair_results(
     call: Call, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
-    """Return by number of a result leaf the number of the argument leaf whose new value it is."""
+    """Return the state leaf whose new value a result is: `{1: 0}` for `w, x -> loss, w`."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
     # The new state is all results, or an element of them: the first that has its types.
-    parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
+    candidates = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
     pairs: dict[int, int] = {}
     for kind in state:
-        for part in parts:
-            outs, structure = jax.tree.flatten(part)
-            types = [jaxpr.out_avals[n] for n in outs]
-            if kind.fits(structure, types) and pairs.keys().isdisjoint(outs):
-                pairs.update(zip(outs, leaf_numbers(call, kind.argument), strict=True))
+        for candidate in candidates:
+            results, structure = jax.tree.flatten(candidate)
+            types = [jaxpr.out_avals[n] for n in results]
+            if kind.fits(structure, types) and pairs.keys().isdisjoint(results):
+                pairs.update(zip(results, leaf_numbers(call, kind.argument), strict=True))
                 break
         else:
             name = axes.argument_name(call.fun, kind.argument)
@@ -142,16 +139,12 @@ def _pair_results(
 
 
 def _check_results(
-    fun_name: str,
-    out_tree: Any,
-    out_axes: Sequence[Axis],
-    origins: Sequence[str | None],
-    state: Collection[int],
+    fun_name: str, out_tree: Any, out_axes: Sequence[Axis], origins: Mapping[int, str]
 ) -> None:
-    """Raise ArgumentError for a result that varies and has out_axes=None."""
+    """Raise ArgumentError for a result in `origins`, which varies, that has out_axes=None."""
     paths = jax.tree.leaves_with_path(jax.tree.unflatten(out_tree, out_tree.num_leaves * [0]))
-    for number, (axis, origin) in enumerate(zip(out_axes, origins, strict=True)):
-        if axis is None and origin is not None and number not in state:
+    for number, origin in origins.items():
+        if out_axes[number] is None:
             raise ArgumentError(
                 f"The result{jax.tree_util.keystr(paths[number][0])} of '{fun_name}' has "
                 f"out_axes=None, but it begins to vary at {origin}. Average it over devices "
@@ -169,6 +162,8 @@ def _leaves_of_state(
         leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
     is_mapped = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
     unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_mapped(leaf)]
+    if not unsharded:
+        return leaves
     lines = "; ".join(
         f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device, begins to vary at "
         f"{leaf.origin}"
@@ -180,10 +175,9 @@ def _leaves_of_state(
         "line, or let shardings= be a function that gives PartitionSpec() for them."
     )
     is_any_sharded = any(leaf.uniform and leaf.is_sharded for leaf in leaves.values())
-    if unsharded and (callable(setting.shardings) or not is_any_sharded):
+    if callable(setting.shardings) or not is_any_sharded:
         raise ArgumentError(text)
-    if unsharded:
-        warn_user(text, UserWarning)
+    warn_user(text, UserWarning)  # "fsdp" shards the others
     return leaves
 
 

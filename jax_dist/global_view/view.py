@@ -186,14 +186,14 @@ class GlobalView(Generic[_P, _R]):
         self._check_runs("place")
         numbers = self._setting.state
         parts = tuple(state) if len(numbers) > 1 else (state,)
-        if len(parts) != len(numbers):
-            raise self._no_state_argument(len(numbers), len(parts))
-        flags = stacked if len(parts) > 1 and isinstance(stacked, tuple) else [stacked] * len(parts)
+        is_of_each = len(parts) > 1 and isinstance(stacked, tuple)
+        flags = stacked if is_of_each else (stacked,) * len(parts)
+        if not len(numbers) == len(parts) == len(flags):
+            raise ArgumentError(
+                f"place takes a state of {len(numbers)} arguments, not {len(parts)}."
+            )
         with self._context(traced=False):
-            kinds = [
-                self._signatures.take_state(number, part, stacked=flag)
-                for number, part, flag in zip(numbers, parts, flags, strict=True)
-            ]
+            kinds = list(map(self._signatures.take_state, numbers, parts, flags))
             if rest:
                 args = list(rest)
                 for kind in kinds:  # in the order of their positions
@@ -241,17 +241,13 @@ class GlobalView(Generic[_P, _R]):
 
     def _bind(self, args: tuple, kwargs: dict) -> Call:
         call = Call.bind(self._setting.options, self._fun, args, kwargs)
-        for number in self._setting.state:
-            if number >= len(args):
-                raise self._no_state_argument(number, len(args))
+        if (number := max(self._setting.state, default=-1)) >= len(args):
+            raise ArgumentError(
+                f"'{call.fun_name}' was called with {len(args)} positional arguments, and its "
+                f"state is at position {number}. Give the position by state=, or state=None for a "
+                "function that carries nothing."
+            )
         return call
-
-    def _no_state_argument(self, number: int, count: int) -> ArgumentError:
-        return ArgumentError(
-            f"'{self._setting.options.fun_name}' was called with {count} positional arguments, and "
-            f"its state is at position {number}. Give the position by state=, or state=None for a "
-            "function that carries nothing."
-        )
 
     def _check_runs(self, what: str) -> None:
         name = f"{what} of the global view of '{self._setting.options.fun_name}'"
