@@ -131,13 +131,14 @@ class Dispatcher:
         return self._program(context, signature).trace(*args, **kwargs)
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
-        """Handle a cache miss of the front.
+        """Run a call that the C++ front does not know.
 
-        Returns the results, what the front is to remember (or None), and whether it is stale.
+        Returns the results, what the front is to remember for the next such call (None: nothing),
+        and whether that is stale.
         """
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
-        if outer is not None:
+        if outer is not None:  # in the body of another pmap
             return emission.emit_inside(self.options, call, outer), None, False
         if manual := meshes.manual_axes():
             raise MappedAxisError(
@@ -161,6 +162,7 @@ class Dispatcher:
         """Place the arguments of a call on the mesh and run its program; see `_call_anew`."""
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
+            # It makes the arguments global, and calls again.
             return self._processes.call(*args, **kwargs), None, False
         context, signature = self._find(call)
         leaves, misplaced = self._place(call, context.layout)
@@ -191,7 +193,8 @@ class Dispatcher:
             ) from None
 
     def _find(self, call: Call, *, staged: bool = False) -> tuple[_TraceContext, Signature]:
-        """Return where a call runs, and its program; `staged` in an outer trace."""
+        """Return the mesh layout and the traced signature of a call; `staged` in an outer trace."""
+        # In an outer trace, a process sees its own slices, so the size is that of one process.
         whole = not (staged and self._is_local_view)
         lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
         context = _TraceContext(lay_out(), staged)
@@ -231,7 +234,7 @@ class Dispatcher:
     def _analyze(
         self, context: _TraceContext, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
     ) -> Signature:
-        """Make the signature of a traced program, and rewrite its captures and gathers."""
+        """Return the signature of a traced program, its captures and gathers rewritten."""
         options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
@@ -261,7 +264,7 @@ class Dispatcher:
 
     def _program(self, context: _TraceContext, signature: Signature) -> Any:
         """Return the jit object of the program; captured arrays, if any, are its first argument."""
-        if signature.program is None:
+        if signature.program is None:  # nothing is rewritten
             return self._direct(context)
         offset = 1 if signature.lifted.captures and not context.staged else 0
 

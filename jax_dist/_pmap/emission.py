@@ -59,15 +59,16 @@ class TracedBody:
     ) -> list[list[Any]]:
         """Trace it into a `shard_map`, one slice on each device along mesh axis `name`.
 
-        `leaves` are global arrays; before those of the call may be replicated ones, if `run`, which
-        is called in the place of `self.run`, takes them. Along the axes in `manual` but `name`, all
-        devices compute the same. Returns the output in the groups of `out_specs`.
+        Of `(8, 3)` over 8 devices, a block is `(1, 3)`, and the function gets `(3,)`. `leaves` are
+        global arrays; before those of the call may be replicated ones, if `run`, which is called in
+        the place of `self.run`, takes them. Along the axes in `manual` but `name`, all devices
+        compute the same. Returns the output in the groups of `out_specs`.
         """
         run = run or self.run
         replicated: list[Axis] = [None] * (len(leaves) - len(self.call.leaves))
         in_axes = replicated + self.call.dims
 
-        def body(*blocks: jax.Array) -> list[list[Any]]:  # of size 1 along the mapped dimension
+        def body(*blocks: jax.Array) -> list[list[Any]]:
             pairs = zip(blocks, in_axes, strict=True)
             outs = run([x if axis is None else lax.squeeze(x, [axis]) for x, axis in pairs])
             groups: list[list[Any]] = [[] for _ in self.out_specs(name)]
@@ -88,10 +89,11 @@ class TracedBody:
         )(*leaves)
 
     def out_specs(self, name: Any) -> list[P]:
-        """Return the shard_map's out_specs: one for replicated leaves, then one for each out axis.
+        """Return the shard_map's out_specs: `[P(), P("i")]` for out_axes=0 over mesh axis "i".
 
-        The body returns its leaves grouped by out axis, since out_specs are needed before the
-        trace, when neither their structure is known nor which dimension a negative axis means.
+        That is one for replicated leaves, then one for each out axis. The body returns its leaves
+        grouped so, since out_specs are needed before the trace, when neither the structure of the
+        output is known nor which dimension a negative axis means.
         """
         out_axes = jax.tree.leaves(self.options.out_axes)
         last = _MAX_RANK if any(axis < 0 for axis in out_axes) else max(out_axes, default=0)
@@ -207,13 +209,14 @@ def _is_bound(name: str) -> bool:
 
 def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
     """Trace a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
-    user, mesh = meshes.mesh_of_user(), layout.mesh
-    if user is None:
+    user_mesh, mesh = meshes.mesh_of_user(), layout.mesh
+    if user_mesh is None:
         return body.ungroup(body.map_over_devices(leaves, layout.name, mesh))
-    if user.size != mesh.size:
+    if user_mesh.size != mesh.size:
         raise MappedAxisError(
             f"pmap of '{body.options.fun_name}' needs {mesh.size} devices, but is traced under a "
-            f"mesh of {user.size}. Set a mesh of {mesh.size} devices, or call it outside of traces."
+            f"mesh of {user_mesh.size}. Set a mesh of {mesh.size} devices, or call it outside of "
+            "traces."
         )
 
     # With several axes of ours, the user's mesh may have none that fits: replicate on it.
@@ -226,8 +229,8 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> li
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    if meshes.is_explicit(user):
-        specs = body.out_specs(meshes.all_axes(user))
+    if meshes.is_explicit(user_mesh):
+        specs = body.out_specs(meshes.all_axes(user_mesh))
         groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
         return body.ungroup(groups)
     outs = body.ungroup(run(*leaves))

@@ -97,8 +97,9 @@ def make_layout(
 ) -> Layout:
     """Return the layout for a mapped axis, over the first candidate devices of each process.
 
-    `size` is that over all processes if `whole`, else that of this one. `inner` are the mesh axes
-    of pmaps inside. It is cached, so that its shardings are always the same objects.
+    A size of 8 over 2 processes takes 4 devices of each. `size` is that over all processes if
+    `whole`, else that of this one. `inner` are the mesh axes of pmaps inside. It is cached, so that
+    its shardings are always the same objects.
     """
     processes = sorted({owner_of(device) for device in candidates})
     devices_of = {p: [d for d in candidates if owner_of(d) == p] for p in processes}
@@ -226,7 +227,8 @@ class Frame:
     def enter_axis(self, name: str | None, size: int) -> tuple[InnerAxis, "Frame", bool]:
         """Return the axis of a pmap inside, its frame, and whether a mesh axis is free for it.
 
-        The first pmap at each depth of nesting decides which axis is wanted for that depth.
+        Without one, it becomes a vmap. The first pmap at each depth of nesting decides which axis
+        is wanted for that depth when the outermost pmap is traced again.
         """
         depth = len(self.names) - 1
         axis = InnerAxis(name or f"{UNNAMED[:-1]}{depth + 1}", size)
