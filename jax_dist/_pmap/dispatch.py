@@ -152,7 +152,7 @@ class Dispatcher:
         if user_mesh is None:
             return self._run(call, args, kwargs)
         mesh: Any = jax.sharding.get_mesh()
-        with meshes.no_mesh():
+        with meshes.no_mesh():  # under the user's, jit runs programs on its devices only
             results, memory, stale = self._run(call, args, kwargs)
         if not meshes.is_explicit(user_mesh):
             return results, memory, stale
@@ -167,7 +167,7 @@ class Dispatcher:
         context, signature = self._find(call)
         leaves, misplaced = self._place(call, context.layout)
         args, kwargs = call.rebuild(leaves)
-        if misplaced:
+        if misplaced:  # they are moved now: call again, without memory of where they were
             return self._front.call(*args, **kwargs), None, False
         self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
