@@ -137,7 +137,8 @@ class Planner:
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
         region_reads = {var for eqns in region_eqns.values() for var in _operands(eqns)}
         for stage, eqns in region_eqns.items():
-            global_steps[stage].append(self._region(body, eqns, facts, reads, region_reads))
+            region_body = _jaxpr_of(eqns, body, reads)
+            global_steps[stage].append(self._region(region_body, facts, region_reads))
         return [step for stage in sorted(global_steps) for step in global_steps[stage]]
 
     def _runs_in_region(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
@@ -172,38 +173,19 @@ class Planner:
         in_specs = analysis.operand_specs(eqn, out_specs)
         return EnteredEquation(eqn, plans, ins, outs, in_specs, out_specs)
 
-    def _region(
-        self,
-        source: Jaxpr,
-        eqns: list[JaxprEqn],
-        facts: ValueFacts,
-        reads: Counter[Var],
-        region_reads: set[Var],
-    ) -> Region:
-        """Return the region that runs these equations of a body, `source`.
-
-        `reads` counts how often equations and results of the body read a value: it is a result of
-        the region if not all of these reads are in it. `region_reads` is what any region reads.
-        """
-        reads_here = Counter(_operands(eqns))
-        # In program order: a set of variables has another order in each process.
-        computed = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        inputs = [var for var in reads_here if var not in computed]
-        results = [var for var in computed if reads[var] > reads_here[var]]
-        effects = frozenset().union(*[eqn.effects for eqn in eqns])
-        debug_info = source.debug_info._replace(arg_names=None, result_paths=None)
-        body = Jaxpr((), inputs, results, eqns, effects, debug_info)
+    def _region(self, body: Jaxpr, facts: ValueFacts, region_reads: set[Var]) -> Region:
+        """Return the region that runs `body`; `region_reads` is what any region reads."""
         # psums over the mapped axis become psum_scatters where only shards of them are read.
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
-        psums = list(filter(is_psum, eqns)) if self.setting.reorders else []
+        psums = list(filter(is_psum, body.eqns)) if self.setting.reorders else []
         # A sum that a region reads is needed whole there, so it is not scattered.
         sums = [var for eqn in psums for var in eqn.outvars if var not in region_reads]
         scatters = self._shards(sums, facts)
         # Each device adds to all shards of a scattered sum, so its operands come in whole.
         whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
-        gathered = [var for var in inputs if self.setting.regathers and var not in whole]
-        iteration_sums = dict(_iteration_sums(body, scatters))
+        gathered = [var for var in body.invars if self.setting.regathers and var not in whole]
+        iteration_sums = dict(_scan_sums(body, scatters))
         return Region(body, scatters, iteration_sums, self._shards(gathered, facts))
 
     def _shards(self, candidates: Iterable[Var], facts: ValueFacts) -> dict[Var, Shard]:
@@ -212,9 +194,22 @@ class Planner:
         return {var: shard for var, shard in shards.items() if shard is not None}
 
 
-def _iteration_sums(
-    body: Jaxpr, scatters: Mapping[Var, Shard]
-) -> Iterator[tuple[Var, IterationSum]]:
+def _jaxpr_of(eqns: list[JaxprEqn], source: Jaxpr, reads: Counter[Var]) -> Jaxpr:
+    """Return some equations of `source` as a jaxpr, whose results are what others read.
+
+    `reads` counts how often the equations and results of `source` read a value.
+    """
+    reads_here = Counter(_operands(eqns))
+    # In program order: a set of variables has another order in each process.
+    computed = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
+    inputs = [var for var in reads_here if var not in computed]
+    results = [var for var in computed if reads[var] > reads_here[var]]
+    effects = frozenset().union(*[eqn.effects for eqn in eqns])
+    debug_info = source.debug_info._replace(arg_names=None, result_paths=None)
+    return Jaxpr((), inputs, results, eqns, effects, debug_info)
+
+
+def _scan_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, IterationSum]]:
     """Yield the stacked results of scans whose psum can be taken in each iteration instead.
 
     Nothing else reads such a result, as the gradients `[layers, *s]` of a scan over layers: one

@@ -108,7 +108,6 @@ def unparsed_cells(source: Source) -> Iterator[Place]:
     """Yield the cells of a notebook that Python cannot parse; the others are migrated."""
     for cell in getattr(source, "unparsed", ()):
         offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
-        at = source.position(offset)
+        at, what = source.position(offset), source.line_text(offset).strip()
         reason = f"Python cannot parse the cell: {cell.message}"
-        what = source.line_text(offset).strip()
         yield Place(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", what, reason)
