@@ -176,6 +176,7 @@ def _launcher(script: str, *options: str) -> Iterator[subprocess.Popen]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may have nohup
     )
     timer = threading.Timer(_LIMIT, process.kill)
     timer.start()
