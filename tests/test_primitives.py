@@ -48,23 +48,14 @@ def is_here(record: primitives.Primitive) -> bool:
     return not (comes and record.name in _FROM_0_12) and not (is_gone and record.name in _TO_0_10)
 
 
-def missing_records() -> list[str]:
-    """Names of primitives that have none."""
-    return sorted(listed().keys() - RECORDS.keys())
-
-
-def unfounded_records() -> list[str]:
-    """Names of records that are wrong about whether this jax has such a primitive."""
-    there = {each.name for each in _compat.primitives_of_jax()}
-    return sorted(name for name, record in RECORDS.items() if is_here(record) != (name in there))
-
-
 def test_all_that_jax_lists_has_a_record():
-    assert missing_records() == [], "add them to the table of jax_dist/primitives.py"
+    missing = sorted(listed().keys() - RECORDS.keys())
+    assert missing == [], "add them to the table of jax_dist/primitives.py"
 
 
 def test_each_record_has_a_primitive():
-    assert unfounded_records() == []
+    there = {each.name for each in _compat.primitives_of_jax()}
+    assert {name for name, record in RECORDS.items() if is_here(record) != (name in there)} == set()
 
 
 # --- what JAX's own rules say
@@ -73,99 +64,94 @@ def test_each_record_has_a_primitive():
 _X = jnp.linspace(0.1, 0.9, 24, dtype=jnp.float32).reshape(2, 3, 4)
 _KEY = jax.random.key(0)
 _SQUARE = jnp.eye(3) * 2 + 0.1
+_WORDS = jnp.zeros(4, jnp.uint32)
 _WINDOW = ((1, 1, 2), (1, 1, 1), "VALID")
-_OPERANDS = [
-    _X,
-    jnp.ones((2, 3), jnp.int32),
-    jnp.ones((2, 3), bool),
-    jnp.ones((2, 3), jnp.complex64),
-]
-_OPERANDS += [jnp.ones((2, 3), jnp.uint32)]
+_TYPES = (jnp.int32, bool, jnp.complex64, jnp.uint32)
+_OPERANDS = [_X, *[jnp.ones((2, 3), dtype) for dtype in _TYPES]]
 _linalg: Any = lax.linalg
 
 
-def _image(x: jax.Array) -> jax.Array:
-    kernel = jnp.ones((3, 3, 2))
-    return lax.conv_general_dilated(
-        x, kernel, (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")
-    )
+def _changed(x: jax.Array) -> list[jax.Array]:
+    first = x.at[0]
+    scattered = [first.set(1.0), first.add(1.0), first.subtract(1.0), first.multiply(2.0)]
+    return [*scattered, first.max(2.0), first.min(2.0)]
+
+
+def _windows(x: jax.Array) -> list[jax.Array]:
+    odd = lambda a, b: a * b + 1
+    starts = ((0.0, lax.add), (jnp.inf, lax.min), (1.0, odd))
+    return [lax.reduce_window(x, start, fun, *_WINDOW) for start, fun in starts]
 
 
 def _pooled(x: jax.Array) -> jax.Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, *_WINDOW)
 
 
-# What no function of `lax` of its name makes of one to three operands.
-_PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-    (lambda x: lax.clamp(0.0, x, 1.0), (_X,)),
-    (lambda x: lax.select(x > 0, x, -x), (_X,)),
-    (lambda x: x.astype(jnp.int32), (_X,)),
-    (lambda x: lax.reduce_precision(x, 5, 10), (_X,)),
-    (lambda x: lax.betainc(x, x, x), (_X,)),
-    (lambda x: x**3, (_X,)),
-    (lambda x: jnp.array(x, copy=True), (_X,)),
-    (lambda x: lax.bitcast_convert_type(x, jnp.int32), (_X,)),
-    (jax.grad(lambda x: (jnp.sin(x) * x).sum()), (_X,)),
-    (lambda x: x.at[0].set(1.0), (_X,)),
-    (lambda x: x.at[0].add(1.0), (_X,)),
-    (lambda x: x.at[0].subtract(1.0), (_X,)),
-    (lambda x: x.at[0].multiply(2.0), (_X,)),
-    (lambda x: x.at[0].max(2.0), (_X,)),
-    (lambda x: x.at[0].min(2.0), (_X,)),
-    (lambda x: x[jnp.array([1, 0])], (_X,)),
-    (lambda x: jnp.broadcast_to(x[0, :, None], (3, 2, 4)), (_X,)),
-    (lambda x: x.reshape(4, 6).T, (_X,)),
-    (lambda x: jnp.concatenate([x, x]), (_X,)),
-    (lambda x: lax.dynamic_slice_in_dim(x, 1, 1), (_X,)),
-    (lambda x: lax.dynamic_update_slice_in_dim(x, x[:1], 1, 0), (_X,)),
-    (lambda x: jnp.pad(x, 1)[::-1], (_X,)),
-    (lambda x: jnp.split(x, 2, 2), (_X,)),
-    (lambda x: jnp.tile(jnp.stack([x, x]), 2), (_X,)),
-    (lambda x: jnp.unstack(x), (_X,)),
-    (lambda x: lax.broadcasted_iota(jnp.int32, (2, 3), 0), (_X,)),
-    (lambda x: lax.sort(x), (_X,)),
-    (lambda x: lax.top_k(x, 2), (_X,)),
-    (lambda x: lax.approx_max_k(x, 2), (_X,)),
-    (lambda x: (x.sum(0), x.max(0), x.min(0), x.prod(0), x.argmax(0), x.argmin(0)), (_X,)),
-    (lambda x: ((x > 0).all(0), (x > 0).any(0)), (_X,)),
-    (lambda x: lax.reduce(x, 0, lax.bitwise_xor, (0,)), (jnp.ones((2, 3), jnp.int32),)),
-    (lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + 1, (0,)), (_X,)),
-    (lambda x: lax.cumsum(x) + lax.cumprod(x) + lax.cummax(x) + lax.cummin(x), (_X,)),
-    (lambda x: lax.cumlogsumexp(x), (_X,)),
-    (lambda x: lax.reduce_window(x, 0.0, lax.add, *_WINDOW), (_X,)),
-    (lambda x: lax.reduce_window(x, jnp.inf, lax.min, *_WINDOW), (_X,)),
-    (lambda x: lax.reduce_window(x, 1.0, lambda a, b: a * b + 1, *_WINDOW), (_X,)),
-    (jax.grad(lambda x: _pooled(x).sum()), (_X,)),
-    (lambda x: jax.jvp(_pooled, (x,), (x,)), (_X,)),
-    (lambda x: x @ x.mT, (_X,)),
-    (lambda x: lax.ragged_dot(x[0], x, jnp.array([1, 2])), (jnp.ones((2, 4, 4)),)),
-    (_image, (_X,)),
-    (lambda x: jnp.fft.fft(x), (_X,)),
-    (lambda x: (_linalg.cholesky(x), _linalg.eigh(x), _linalg.svd(x), _linalg.qr(x)), (_SQUARE,)),
-    (lambda x: (_linalg.lu(x), _linalg.schur(x), _linalg.hessenberg(x)), (_SQUARE,)),
-    (lambda x: (_linalg.eig(x), _linalg.tridiagonal(x)), (_SQUARE,)),
-    (lambda x: _linalg.cholesky_update(x, x[0]), (_SQUARE,)),
-    (lambda x: _linalg.symmetric_product(x, x), (_SQUARE,)),
-    (lambda x: _linalg.triangular_solve(x, x), (_SQUARE,)),
-    (lambda x: _linalg.tridiagonal_solve(x[0], x[0], x[0], x), (_SQUARE,)),
-    (lambda x: _linalg.householder_product(x, x[0]), (_SQUARE,)),
-    (lambda x: jax.scipy.linalg.qr_multiply(x, x), (_SQUARE,)),
-    (lambda x: jax.scipy.linalg.qr(x, pivoting=True), (_SQUARE,)),
-    (lambda x: jnp.linalg.solve(x, x), (_SQUARE,)),
-    (lambda x: jax.device_put(lax.optimization_barrier(x)), (_X,)),
-    (lambda x: checkpoint_name(x, "x"), (_X,)),
-    (lambda key: jax.random.bits(jax.random.fold_in(jax.random.split(key)[0], 1)), (_KEY,)),
-    (lambda key: jax.random.gamma(jax.random.clone(key), 1.0, (3,)), (_KEY,)),
-    (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), (_KEY,)),
-    (lambda seed: jax.random.key(seed), (jnp.uint32(1),)),
-    (lambda x: lax.rng_bit_generator(x, (3,)), (jnp.zeros(4, jnp.uint32),)),
-    (lambda x: jax.extend.random.threefry_2x32(x, x), (jnp.zeros(2, jnp.uint32),)),
-    (lambda x: lax.composite(jnp.sin, "a.b")(x), (_X,)),
-    (lambda x: jnp.linalg.slogdet(x), (_SQUARE,)),
-    (jax.grad(lambda x: jnp.tanh(x).sum()), (_X,)),
+def _image(x: jax.Array) -> jax.Array:
+    dimensions = ("NCH", "OIH", "NCH")
+    return lax.conv_general_dilated(
+        x, jnp.ones((3, 3, 2)), (1,), "SAME", dimension_numbers=dimensions
+    )
+
+
+# What no function of `lax` of its name makes of one to three operands: operands and functions.
+_PROGRAMS: list[tuple[tuple[Any, ...], list[Callable[..., Any]]]] = [
+    (
+        (_X,),
+        [
+            *(_changed, _windows, _image, jnp.fft.fft, jnp.unstack, lax.sort, lax.cumlogsumexp),
+            lambda x: (lax.clamp(0.0, x, 1.0), lax.select(x > 0, x, -x), lax.betainc(x, x, x)),
+            lambda x: (x**3, x.astype(jnp.int32), lax.bitcast_convert_type(x, jnp.int32)),
+            lambda x: (lax.reduce_precision(x, 5, 10), jnp.array(x, copy=True)),
+            jax.grad(lambda x: (jnp.sin(x) * x).sum()),
+            lambda x: (x[jnp.array([1, 0])], jnp.broadcast_to(x[0, :, None], (3, 2, 4))),
+            lambda x: (x.reshape(4, 6).T, jnp.concatenate([x, x]), jnp.pad(x, 1)[::-1]),
+            lambda x: lax.dynamic_update_slice_in_dim(x, lax.dynamic_slice_in_dim(x, 1, 1), 1, 0),
+            lambda x: (jnp.split(x, 2, 2), jnp.tile(jnp.stack([x, x]), 2)),
+            lambda x: lax.broadcasted_iota(jnp.int32, (2, 3), 0),
+            lambda x: (lax.top_k(x, 2), lax.approx_max_k(x, 2)),
+            lambda x: (x.sum(0), x.max(0), x.min(0), x.prod(0), x.argmax(0), x.argmin(0)),
+            lambda x: ((x > 0).all(0), (x > 0).any(0)),
+            lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + 1, (0,)),
+            lambda x: lax.cumsum(x) + lax.cumprod(x) + lax.cummax(x) + lax.cummin(x),
+            jax.grad(lambda x: _pooled(x).sum()),
+            lambda x: jax.jvp(_pooled, (x,), (x,)),
+            lambda x: x @ x.mT,
+            lambda x: jax.device_put(lax.optimization_barrier(x)),
+            lambda x: (checkpoint_name(x, "x"), lax.composite(jnp.sin, "a.b")(x)),
+            jax.grad(lambda x: jnp.tanh(x).sum()),
+        ],
+    ),
+    (
+        (_SQUARE,),
+        [
+            *(_linalg.cholesky, _linalg.eigh, _linalg.svd, _linalg.qr, _linalg.lu, _linalg.schur),
+            *(_linalg.hessenberg, _linalg.eig, _linalg.tridiagonal, jnp.linalg.slogdet),
+            lambda x: _linalg.cholesky_update(x, x[0]),
+            lambda x: (_linalg.symmetric_product(x, x), _linalg.triangular_solve(x, x)),
+            lambda x: _linalg.tridiagonal_solve(x[0], x[0], x[0], x),
+            lambda x: _linalg.householder_product(x, x[0]),
+            lambda x: jax.scipy.linalg.qr_multiply(x, x),
+            lambda x: jax.scipy.linalg.qr(x, pivoting=True),
+            lambda x: jnp.linalg.solve(x, x),
+        ],
+    ),
+    (
+        (_KEY,),
+        [
+            lambda key: jax.random.bits(jax.random.fold_in(jax.random.split(key)[0], 1)),
+            lambda key: jax.random.gamma(jax.random.clone(key), 1.0, (3,)),
+            lambda key: jax.random.wrap_key_data(jax.random.key_data(key)),
+        ],
+    ),
+    ((jnp.uint32(1),), [jax.random.key]),
+    ((_WORDS,), [lambda x: lax.rng_bit_generator(x, (3,))]),
+    ((_WORDS[:2],), [lambda x: jax.extend.random.threefry_2x32(x, x)]),
+    ((_OPERANDS[1],), [lambda x: lax.reduce(x, 0, lax.bitwise_xor, (0,))]),
+    ((jnp.ones((2, 4, 4)),), [lambda x: lax.ragged_dot(x[0], x, jnp.array([1, 2]))]),
 ]
 if hasattr(lax, "polynomial"):
-    _PROGRAMS.append((lambda x: lax.polynomial(x, [1.0, 2.0, 3.0]), (_X,)))
+    _PROGRAMS.append(((_X,), [lambda x: lax.polynomial(x, [1.0, 2.0, 3.0])]))
 _UNTRACED = {  # no public function makes an equation of them by itself
     *("lu_pivots_to_permutation", "select_and_scatter", "custom_vmap_call", "linear_call"),
     *("eval_jaxpr", "scaled_dot", "philox2x32", "philox4x32", "threefry4x32"),
@@ -177,8 +163,8 @@ _UNTRACED = {  # no public function makes an equation of them by itself
 def samples() -> dict[str, list[JaxprEqn]]:
     """Equations of primitives, by name."""
     found: dict[str, list[JaxprEqn]] = {}
-    programs = [*_PROGRAMS, *_of_operands()]
-    for function, operands in programs:
+    programs = [(function, given) for given, functions in _PROGRAMS for function in functions]
+    for function, operands in [*programs, *_of_operands()]:
         for eqn in equations(jax.make_jaxpr(function)(*operands)):
             found.setdefault(eqn.primitive.name, []).append(eqn)
     return found
@@ -299,14 +285,8 @@ def _is_own_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
         same = own.params == eqn.params
     except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
-    inputs: Sequence[Any] = body.invars
-    results: Sequence[Any] = body.outvars
-    return (
-        own.primitive is eqn.primitive
-        and same
-        and list(own.invars) == list(inputs)
-        and list(own.outvars) == list(results)
-    )
+    is_whole = (own.invars, own.outvars) == (body.invars, body.outvars)
+    return own.primitive is eqn.primitive and same and is_whole
 
 
 def _bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -318,7 +298,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-# --- one registry
+# --- collectives
 
 
 _ON_DEVICES = {
@@ -341,8 +321,3 @@ def test_collectives_of_lax_bind_what_is_said_of_them():
         assert primitives.LAX_COLLECTIVES[name] in found, name
     assert {*primitives.LAX_COLLECTIVES} == {*_ON_DEVICES, "ragged_all_to_all"}
     assert primitives.LAX_COLLECTIVES["ragged_all_to_all"] == "ragged_all_to_all"
-    assert primitives.functions_of("sum", "max") == (
-        *("jax.lax.psum", "jax.lax.pmax", "jax.lax.pmean"),
-    )
-    assert primitives.record("sin").elementwise
-    assert primitives.record("of_a_user").kind == "opaque"

@@ -24,6 +24,9 @@ _N = _NUMBERS.randn(5, 7).astype(np.float32)
 _X = jnp.array([0.5, -1.0, 2.0])
 
 
+_LITERALS = "jax_use_simplified_jaxpr_constants"
+
+
 def _find(fun, *args):
     return find_captures(jax.make_jaxpr(fun)(*args), fun)
 
@@ -33,22 +36,14 @@ def _find(fun, *args):
 
 def test_what_is_known_of_a_capture():
     w = jnp.ones((3, 5), jnp.bfloat16)
-    fun = lambda x: x @ w
-    (capture,) = _find(fun, _X)
+    fun = lambda x: jax.jit(lambda x: x @ w)(x) + lax.cond(x[0] > 0, lambda: x @ w, lambda: x @ w)
+    (capture,) = _find(fun, _X)  # once, though it is used at many depths
 
     assert (capture.name, capture.shape) == ("w", (3, 5))
     assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
     assert (capture.refused, capture.value) == ("", w)
     assert capture.captured_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno}")
     assert capture.used_at == capture.captured_at
-
-
-def test_an_array_used_at_many_depths_is_found_once():
-    w = np.arange(3, dtype=np.float32)
-    inner = jax.jit(lambda x: x * w)
-    fun = lambda x: inner(x) + jax.jit(inner)(x) * w + lax.cond(x[0] > 0, inner, jnp.sin, x)
-
-    assert [capture.name for capture in _find(fun, _X)] == ["w"]
 
 
 def test_keys_are_known_as_keys():
@@ -148,14 +143,17 @@ _CONSTANT = re.compile(r"stablehlo\.constant .*tensor<(3x5|5x7)xf32>")
 def _lifted(fun, *args):
     """Return a jit of `fun` that takes its captured arrays first, and these arrays."""
     jaxpr = jax.make_jaxpr(fun)(*args)
-    values = [capture.value for capture in find_captures(jaxpr, fun)]
+    captures = find_captures(jaxpr, fun)
+    assert captures
+    assert {capture.name for capture in captures} <= {"_W", "_N"}
+    values = [capture.value for capture in captures]
     lifted = lift_arrays(jaxpr, values)
+    assert len(lifted.in_avals) == len(values) + len(args)
     return jax.jit(lambda values, *args: evaluate(lifted, [*values, *args])), values
 
 
 def _agree(fun, *args):
     jitted, values = _lifted(fun, *args)
-    assert values
     wanted = jax.tree.leaves(jax.jit(fun)(*args))
     chex.assert_trees_all_close(jitted(values, *args), wanted, rtol=2e-6)
     assert _CONSTANT.search(jax.jit(fun).lower(*args).as_text())
@@ -176,14 +174,27 @@ def test_lifted_programs_compute_the_same(name):
     _agree(_AGREEING[name], _X)
 
 
+@pytest.fixture
+def literals():
+    """Have JAX write arrays as literals, and forget its traces of the usual form."""
+    usual = getattr(jax.config, _LITERALS)
+    jax.clear_caches()
+    jax.config.update(_LITERALS, not usual)
+    yield
+    jax.config.update(_LITERALS, usual)
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("literals")
+@pytest.mark.parametrize("name", ["plain", "jit", "scan", "cond", "gradient of plain", "returned"])
+def test_arrays_that_are_literals_are_lifted_too(name):
+    _agree(_AGREEING[name], _X)
+
+
 def test_an_inner_jit_keeps_its_options():
     mesh = _compat.auto_mesh(np.array(jax.devices()[:2]), ["i"])
-
-    def inner(x, y):
-        return y * 2, x @ _N
-
     inner = jax.jit(
-        inner,
+        lambda x, y: (y * 2, x @ _N),
         in_shardings=(NamedSharding(mesh, P("i")), None),
         out_shardings=(None, NamedSharding(mesh, P(None))),
         donate_argnums=1,
@@ -195,7 +206,7 @@ def test_an_inner_jit_keeps_its_options():
 
     jaxprs = jax.make_jaxpr(fun)(*args), jitted.trace(values, *args).jaxpr
     before, after = (
-        next(eqn.params for eqn in equations(jaxpr) if eqn.params.get("name") == "inner")
+        next(eqn.params for eqn in equations(jaxpr) if eqn.params.get("keep_unused"))
         for jaxpr in jaxprs
     )
     assert after["donated_invars"] == (False, *before["donated_invars"])

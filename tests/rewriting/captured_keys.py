@@ -3,6 +3,7 @@
 Prints how many of them were found in the persistent cache.
 """
 
+import functools
 import json
 import os
 import sys
@@ -33,22 +34,6 @@ class Model:
         return x @ self.weights[0]
 
 
-def closure(x):
-    return x @ TABLE
-
-
-def key(x):
-    return x + jax.random.normal(KEY, x.shape)
-
-
-def mapped(x):
-    return jax.pmap(lambda v: jax.lax.psum(v @ TABLE, "i"), "i")(x)
-
-
-def decorated(x):
-    return x @ TABLE
-
-
 def viewed(state, x):
     loss = lambda w: jnp.mean((jnp.tanh(x @ TABLE @ w["a"]) @ w["b"] @ w["c"]) ** 2)
     mean = jax.lax.pmean(jax.grad(loss)(state), "i")
@@ -71,16 +56,15 @@ centre.def_partition(on_rows, sharding_rule="i j -> i j")
 MESH = Mesh(np.array(jax.devices()), ("i",))
 
 
-def partitioned(x):
-    return centre(jax.lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("i"))))
-
-
 FUNCTIONS = {
-    "closure": closure,
-    "key": key,
-    "mapped": mapped,
+    "closure": lambda x: x @ TABLE,
+    "decorated": lambda x: x @ TABLE,
+    "key": lambda x: x + jax.random.normal(KEY, x.shape),
+    "mapped": lambda x: jax.pmap(lambda v: jax.lax.psum(v @ TABLE, "i"), "i")(x),
     "model": Model(),
-    "partitioned": partitioned,
+    "partitioned": lambda x: centre(
+        jax.lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("i")))
+    ),
 }
 
 
@@ -96,8 +80,8 @@ def heard(event, **_):
 
 
 def named(name, fun):
-    def call(x):
-        return fun(x)
+    def call(*args):
+        return fun(*args)
 
     call.__name__ = name
     return call
@@ -106,22 +90,18 @@ def named(name, fun):
 def main():
     warnings.simplefilter("ignore", jax_dist.CapturedArrayWarning)
     jax.monitoring.register_event_listener(heard)
-    x = np.ones((8, 64), np.float32)
+    x, square = np.ones((8, 64), np.float32), np.ones((64, 64), np.float32)
     found = {}
-    for name, fun in FUNCTIONS.items():
-        found[f"plain_{name}"] = hits(jax.jit(named(f"plain_{name}", fun)), x)
-        found[f"lifted_{name}"] = hits(jax_dist.rewrite(named(f"lifted_{name}", fun)), x)
-    kept = jax_dist.pmap(named("plain_decorated", decorated), captures="allow")
-    found["plain_decorated"] = hits(kept, x)
-    found["lifted_decorated"] = hits(jax_dist.pmap(named("lifted_decorated", decorated)), x)
-    state = {name: np.ones((64, 64), np.float32) for name in "abc"}
     for kind, captures in (("plain", "allow"), ("lifted", "lift")):
-        fun = lambda state, x: viewed(state, x)
-        fun.__name__ = name = f"{kind}_viewed"
+        compiled = jax.jit if kind == "plain" else jax_dist.rewrite
+        for name, fun in FUNCTIONS.items():
+            by = functools.partial(jax_dist.pmap, captures=captures)
+            call = (by if name == "decorated" else compiled)(named(f"{kind}_{name}", fun))
+            found[f"{kind}_{name}"] = hits(call, x)
+        fun = named(f"{kind}_viewed", viewed)
         view = jax_dist.global_view(fun, "i", shardings="fsdp", captures=captures)
-        placed, batch = view.place(state), view.place_batch(np.ones((64, 64), np.float32))
-        lowered = view.lower(placed, batch)
-        found[name] = hits(lambda _, lowered=lowered: lowered.compile().args_info, batch)
+        lowered = view.lower(view.place(dict.fromkeys("abc", square)), view.place_batch(square))
+        found[f"{kind}_viewed"] = hits(lambda _, lowered=lowered: lowered.compile().args_info, x)
     json.dump(found, sys.stdout)
 
 

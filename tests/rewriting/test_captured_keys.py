@@ -23,13 +23,9 @@ def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:
         "PYTHONPATH": str(_HERE.parents[1]),
         "PYTHONHASHSEED": "random",
     }
+    command = [sys.executable, _HERE / "captured_keys.py", *arguments]
     ran = subprocess.run(
-        [sys.executable, _HERE / "captured_keys.py", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
