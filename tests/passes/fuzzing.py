@@ -32,23 +32,19 @@ class Program:
 
 def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
     """Return the program of a seed, which decides on the mesh, check_vma and all steps."""
-    sizes = {"i": 4} if seed // 10 % 2 else {"i": 2, "j": 3}
-    axes = tuple(sizes)
-    devices = int(np.prod(list(sizes.values())))
-    function = jax.shard_map(
-        lambda x: _Maker(seed, axes, dtype).values_from(x),
-        mesh=mesh_of(**sizes),
-        in_specs=P(axes),
-        out_specs=P(axes),
-        check_vma=seed % 2 == 0,
-    )
-    x = jnp.asarray(blocks(devices * 2, 3, 2, seed=seed), dtype)
+    mesh = mesh_of(i=4) if seed // 10 % 2 else mesh_of(i=2, j=3)
+    axes = mesh.axis_names
+    specs = {"in_specs": P(axes), "out_specs": P(axes), "check_vma": seed % 2 == 0}
+    function = jax.shard_map(lambda x: values_from(x, seed, axes, dtype), mesh=mesh, **specs)
+    x = jnp.asarray(blocks(mesh.size * 2, 3, 2, seed=seed), dtype)
     return Program(function, x, differentiable=seed % 5 == 0)
 
 
-def values_from(x: Array, seed: int, axes: tuple[str, ...]) -> list[Array]:
+def values_from(
+    x: Array, seed: int, axes: tuple[str, ...], dtype: Any = jnp.float32
+) -> list[Array]:
     """Return the values of the program of a seed, without its shard_map."""
-    return _Maker(seed, axes, jnp.float32).values_from(x)
+    return _Maker(seed, axes, dtype).values_from(x)
 
 
 def _steps_by_device(index: Array) -> Array:
@@ -62,15 +58,19 @@ def _drawn_by_device(index: Array) -> Array:
 
 
 # From the number of a device, a number of its own. JAX types most of them as the same everywhere.
-_OF_A_DEVICE: tuple[Callable[[Array], Array], ...] = (
-    lambda index: index.astype(jnp.float32),
-    lambda index: lax.cond(index == 0, lambda: 1.0, lambda: 2.0),
-    lambda index: lax.switch(index % 3, [lambda: 1.0, lambda: 3.0, lambda: -2.0]),
-    _steps_by_device,
-    _drawn_by_device,
-    lambda index: jax.pure_callback(np.float32, jax.ShapeDtypeStruct((), jnp.float32), index),
-    lambda index: lax.scan(lambda c, _: (c + (index > 0), c), index * 0.0, None, length=2)[0],
-)
+OF_A_DEVICE: dict[str, Callable[[Array], Array]] = {
+    "index": lambda index: index.astype(jnp.float32),
+    "cond": lambda index: lax.cond(index == 0, lambda: 1.0, lambda: 2.0),
+    "switch": lambda index: lax.switch(index % 3, [lambda: 1.0, lambda: 3.0, lambda: -2.0]),
+    "while": _steps_by_device,
+    "rng_bit_generator": _drawn_by_device,
+    "pure_callback": lambda index: jax.pure_callback(
+        np.float32, jax.ShapeDtypeStruct((), jnp.float32), index
+    ),
+    "scan": lambda index: lax.scan(lambda c, _: (c + (index > 0), c), index * 0.0, None, length=2)[
+        0
+    ],
+}
 
 
 class _Maker:
@@ -125,7 +125,7 @@ class _Maker:
         if self._chance(0.75):
             return same
         index = lax.axis_index(self._pick(self.axes))
-        return same * (1 + 0.1 * self._pick(_OF_A_DEVICE)(index)).astype(self.dtype)
+        return same * (1 + 0.1 * self._pick([*OF_A_DEVICE.values()])(index)).astype(self.dtype)
 
     def _moved(self, x: Array) -> Array:
         choices = [

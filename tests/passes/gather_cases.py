@@ -108,7 +108,22 @@ CASES: dict[str, Case] = {
     "joined": kept(
         "concatenate", lambda x: jnp.concatenate([gather(x), gather(x)]).sum(0), gathers=2
     ),
+    "max of float8": kept(
+        "reduce_max",
+        lambda x: gather(x.astype(jnp.float8_e4m3fn)).max(0).astype(x.dtype),
+        differentiable=False,
+    ),
+    "max of a weak type": kept(
+        "reduce_max over devices gives another type",
+        lambda x: lax.reduce_max(gather(jnp.asarray(2.0)), [0]) + x,
+    ),
     # ---- mixed with values that all devices share
+    "own transpose": kept(
+        "add mixes values that are gathered in different ways",
+        lambda x: (lambda g: (g + g.transpose(1, 0, 2)).sum(0))(
+            gather(jnp.ones((size(), 1)) * x[0])
+        ),
+    ),  # fmt: skip
     "times a solution": rewritten(
         lambda x: (
             gather(x) * jnp.linalg.solve(jnp.eye(3) * 9 + total(x).T @ total(x), jnp.eye(3))[0]
@@ -145,10 +160,7 @@ CASES: dict[str, Case] = {
         lambda x: jnp.einsum("i,i...->...", weights(BF16), gather(x.astype(BF16))), tolerance=8e-3
     ),
     "times matrix": kept("dot_general", lambda x: (gather(x) @ MATRIX).sum(0)),
-    "gram": kept(
-        "dot_general",
-        lambda x: (lambda whole: (whole @ whole.T).sum(0))(gather(x[0])),
-    ),
+    "gram": kept("dot_general", lambda x: (lambda g: (g @ g.T).sum(0))(gather(x[0]))),
     "scores times long noise": kept(
         "a psum of the product would send more than the gather",
         lambda x: gather(x[0, 0]) @ jnp.ones((size(), 1000)),

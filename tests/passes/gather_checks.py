@@ -34,9 +34,7 @@ def rewritten_leaves(function: Callable[..., Any], *, exact: bool = False) -> Ca
 
     def call(*args: Any) -> list[Any]:
         jaxpr = jax.make_jaxpr(function)(*args)
-        plan = plan_gathers(jaxpr, exact=exact)
-        leaves = jax.tree.leaves(args)
-        return evaluate(plan.jaxpr or jaxpr, leaves)
+        return evaluate(plan_gathers(jaxpr, exact=exact).jaxpr or jaxpr, jax.tree.leaves(args))
 
     return call
 
@@ -54,8 +52,3 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, name: str = "") -> 
     actual, wanted = (x.astype(np.float64) if tolerance else x for x in (actual, wanted))
     largest = np.max(np.abs(wanted), initial=0.0) if tolerance else 0
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=tolerance * largest, err_msg=name)
-
-
-def outcomes(plan: PassPlan) -> list[tuple[str, str]]:
-    """Return of each finding the outcome, and why a gather stays or else what was done."""
-    return [(finding.outcome, finding.why or finding.what) for finding in plan.findings]

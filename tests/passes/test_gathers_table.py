@@ -65,12 +65,10 @@ def test_collectives_and_reasons(name: str, devices: int, *, check_vma: bool):
     function, x = mapped(case, devices, check_vma=check_vma), rows(devices)
 
     plan = planned(function, x)
+    after = jaxpr_as_fun(plan.jaxpr) if plan.jaxpr else function
 
     assert count(function, x)[0] >= 1
-    assert count(jaxpr_as_fun(plan.jaxpr) if plan.jaxpr else function, x) == (
-        case.gathers,
-        case.reductions,
-    )
+    assert count(after, x) == (case.gathers, case.reductions)
     refused = [finding for finding in plan.findings if finding.outcome == "refused"]
     assert [finding.why for finding in refused] == [case.why] * bool(case.why)
     assert all(finding.where == case.forced_at() for finding in refused)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzzing import values_from
+from fuzzing import OF_A_DEVICE, values_from
 from gather_cases import CASES
 from gather_checks import blocks, mesh_of
 from jax import lax
@@ -23,13 +23,8 @@ BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()
 
 def same(body, *, cut_along="i"):
     """Return the axes along which a body's result is the same, on a mesh of 2 and 3 devices."""
-    function = jax.shard_map(
-        body,
-        mesh=mesh_of(i=2, j=3),
-        in_specs=P(cut_along),
-        out_specs=P(("i", "j")),
-        check_vma=False,
-    )
+    specs = {"in_specs": P(cut_along), "out_specs": P(("i", "j")), "check_vma": False}
+    function = jax.shard_map(body, mesh=mesh_of(i=2, j=3), **specs)
     (eqn,) = shard_maps(function)
     invariance = Invariance()
     (inputs,) = invariance.body_inputs(eqn, [NOWHERE], NOWHERE)
@@ -145,17 +140,8 @@ def test_inputs_differ_along_what_cuts_them():
 
 # ---- what is the same by its type, or by its name only
 
-
-_HERE = {  # that JAX types as the same everywhere, under check_vma=True
-    "cond": lambda: lax.cond(lax.axis_index("i") == 0, lambda: 1.0, lambda: 2.0),
-    "while": lambda: looped(lax.axis_index("i"), lambda c: c * 2.0, 1.0),
-    "rng_bit_generator": lambda: (
-        lax.rng_bit_generator((lax.axis_index("i") + jnp.arange(4)).astype("uint32"), ())[1] % 7
-    ).astype(jnp.float32),
-    "pure_callback": lambda: jax.pure_callback(
-        lambda index: np.float32(index), jax.ShapeDtypeStruct((), "float32"), lax.axis_index("i")
-    ),
-}
+# Numbers of each device that JAX types as the same everywhere, under check_vma=True.
+_TYPED_AS_SAME = ("cond", "while", "rng_bit_generator", "pure_callback")
 _AROUND = {
     "nothing": lambda make: make(),
     "jit": lambda make: jax.jit(make)(),
@@ -173,9 +159,9 @@ def _rewrites_right(body, *, check_vma=False):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("around", _AROUND)
-@pytest.mark.parametrize("made_by", _HERE)
+@pytest.mark.parametrize("made_by", _TYPED_AS_SAME)
 def test_a_factor_of_each_device_stays_in_the_gather(made_by, around):
-    factor = lambda: _AROUND[around](_HERE[made_by])
+    factor = lambda: _AROUND[around](lambda: OF_A_DEVICE[made_by](lax.axis_index("i")))
     _rewrites_right(lambda x: (lax.all_gather(x, "i") * factor()).sum(0), check_vma=True)
 
 
@@ -208,12 +194,11 @@ def test_gather_cases_are_as_the_analysis_says_when_they_run(name):
 
 @pytest.mark.parametrize(("inside", "axes"), [(lambda x: x, set()), (total, ONLY_I)])
 def test_a_region_in_a_region_gives_what_goes_in(inside, axes):
-    specs = {"in_specs": P("j"), "out_specs": P("j"), "axis_names": {"j"}, "check_vma": False}
-    around = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}, "check_vma": False}
-    inner = jax.shard_map(lambda x: 2 * x, **specs)
-    function = jax.shard_map(lambda x: inner(inside(x)), mesh=mesh_of(i=2, j=3), **around)
-    region = shard_maps(function)[0]
+    over = lambda axis: {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}}
+    inner = jax.shard_map(lambda x: 2 * x, **over("j"), check_vma=False)
+    outer = lambda x: inner(inside(x))
+    function = jax.shard_map(outer, mesh=mesh_of(i=2, j=3), **over("i"), check_vma=False)
 
-    (result,) = Invariance().outputs(region.params["jaxpr"], [NOWHERE], frozenset("i"))
-
+    body = shard_maps(function)[0].params["jaxpr"]
+    (result,) = Invariance().outputs(body, [NOWHERE], frozenset("i"))
     assert result == axes
