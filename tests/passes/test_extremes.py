@@ -22,16 +22,16 @@ SPECIAL = np.array(
 )
 
 
-def over_devices(kind, x):
-    """Return what each device gets, of `[4, *s]` with a row a device."""
-    function = jax.shard_map(
-        lambda row: extreme(kind, row, (0,), ("i",))[None],
-        mesh=mesh_of(i=4),
-        in_specs=P("i"),
-        out_specs=P("i"),
-        check_vma=False,
-    )
-    return np.asarray(jax.jit(function)(x))
+def over_devices(reduce, x, *, each=False):
+    """Return what a function gives of `[4, *s]`, with a row a device: on all, or of each device."""
+    specs = {"in_specs": P("i"), "out_specs": P("i") if each else P(), "check_vma": not each}
+    return jax.jit(jax.shard_map(reduce, mesh=mesh_of(i=4), **specs))(x)
+
+
+def extremes(kind, x):
+    """Return the extreme of the rows, as each device has it."""
+    reduce = lambda row: extreme(kind, row, (0,), ("i",))[None]
+    return np.asarray(over_devices(reduce, x, each=True))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -42,32 +42,27 @@ def test_special_values(dtype):
     largest = [2.0, NAN, -INF, INF, 0.0, -0.5, large, small]
     smallest = [0.5, NAN, -INF, -INF, 0.0, -9.5, -large, -small]
     for kind, wanted in (("max", largest), ("min", smallest)):
-        for row in over_devices(kind, x).astype(np.float32):
+        for row in extremes(kind, x).astype(np.float32):
             np.testing.assert_array_equal(row, wanted)
 
 
 def test_pmax_itself_drops_a_nan():
     """If this fails, jax keeps it now, and `extreme` has a reason less."""
-    largest = lambda row: lax.pmax(row, "i")
-    function = jax.shard_map(largest, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P("i"))
-    assert jax.jit(function)(jnp.array([1.0, NAN, 4.0, 2.0])).tolist() == [4.0] * 4
+    x = jnp.array([1.0, NAN, 4.0, 2.0])
+    assert over_devices(lambda row: lax.pmax(row, "i"), x).tolist() == [4.0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "largest", "smallest"),
-    [
-        (jnp.int8, 100, -120),
-        (jnp.uint8, 250, 3),
-        (jnp.bool_, True, False),
-        (jnp.float64, 1 + 1e-15, 1),
-    ],
-)
-def test_types(dtype, largest, smallest):
+TYPES = {"int8": (100, -120), "uint8": (250, 3), "bool": (True, False), "float64": (1 + 1e-15, 1)}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name):
+    dtype, (largest, smallest) = jnp.dtype(name), TYPES[name]
     with jax.enable_x64(dtype == jnp.float64):
         x = jnp.asarray([[largest], [smallest], [smallest], [smallest]], dtype)
-        assert over_devices("max", x).dtype == dtype
-        assert over_devices("max", x).ravel().tolist() == [largest] * 4
-        assert over_devices("min", x).ravel().tolist() == [smallest] * 4
+        for kind, wanted in (("max", largest), ("min", smallest)):
+            assert extremes(kind, x).dtype == dtype
+            assert extremes(kind, x).ravel().tolist() == [wanted] * 4
 
 
 # Ties within a device, between devices, and both at once; a NaN takes all.
@@ -84,17 +79,11 @@ TIES = np.array(
 
 def cubed(x):
     """Return the sum of the largest of `[4, 2, 4]` over devices and rows, cubed."""
-    largest = lambda block: extreme("max", block[0], (0,), ("i",))
-    function = jax.shard_map(largest, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P())
-    return jnp.sum(function(x) ** 3)
-
-
-def cubed_on_one_device(x):
-    return jnp.sum(x.max((0, 1)) ** 3)
+    return jnp.sum(over_devices(lambda block: extreme("max", block[0], (0,), ("i",)), x) ** 3)
 
 
 def test_ties_share_the_gradient_on_whichever_device_they_are():
-    wanted = jax.grad(cubed_on_one_device)(TIES)
+    wanted = jax.grad(lambda x: jnp.sum(x.max((0, 1)) ** 3))(TIES)
     assert wanted[0, 0, 0] == 3 * 5**2 / 4
     np.testing.assert_allclose(jax.jit(jax.grad(cubed))(TIES), wanted, rtol=1e-6)
 

@@ -39,10 +39,7 @@ _ONE_LINE = {  # all are used and captured in line 1
     "global NumPy": ("fun = lambda x: x @ n", "n"),
     "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key"),
     "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]"),
-    "namedtuple": (
-        "T = NamedTuple('T', [('b', object)]); t = T(w); fun = lambda x: x @ t.b",
-        "t.b",
-    ),
+    "namedtuple": ("t = NamedTuple('T', [('b', object)])(w); fun = lambda x: x @ t.b", "t.b"),
     "partial": ("fun = functools.partial(lambda v, x: x @ v, w)", "args[0]"),
     "partial by name": ("fun = functools.partial(lambda x, v: x @ v, v=w)", "v"),
     "jit": ("fun = jax.jit(lambda x: x @ w)", "w"),
@@ -156,19 +153,13 @@ def test_equinox():
     assert _names_of(model) == {f"self.{part}" for part in parts}
 
 
-def test_flax_linen():
-    linen = pytest.importorskip("flax.linen")
-    module = linen.Dense(4)
+def test_flax():
+    linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
+    module, model = linen.Dense(4), nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     params = module.init(jax.random.key(0), jnp.ones(3))
 
     names = _names_of(lambda x: module.apply(params, x))
     assert names == {"params['params']['kernel']", "params['params']['bias']"}
-
-
-def test_flax_nnx():
-    nnx = pytest.importorskip("flax.nnx")
-    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-
     assert _names_of(lambda x: model(x)) == {"model.kernel.value", "model.bias.value"}
     assert _names_of(model) == {"self.kernel.value", "self.bias.value"}
 

@@ -20,32 +20,21 @@ def _double(x):
     return x * 2
 
 
-_WRONG = {
-    "no function": ({"fun": 3}, "rewrite takes a function, not 3"),
-    "captures": (
-        {"captures": "lit"},
-        "captures= of rewrite must be one of 'lift', 'warn', 'allow', 'error', not",
-    ),
-    "gathers": (
-        {"gathers": None},
-        "gathers= of rewrite must be one of 'reduce', 'exact', 'keep'",
-    ),
-    "partitioning": (
-        {"partitioning": "on"},
-        "partitioning= of rewrite must be one of",
-    ),
-    "mesh": ({"mesh": ("i",)}, "mesh= of rewrite must be a jax.sharding.Mesh, not ('i',)"),
-    "a mesh without devices": ({"mesh": _MESH.abstract_mesh}, "not AbstractMesh"),
-    "specs": (
-        {"specs": ["op"]},
-        "specs= of rewrite must be a dict {'name of the op': (in_specs, out_specs)}",
-    ),
-}
+_CAPTURES = "'lift', 'warn', 'allow', 'error', not"
+_SPECS = "{'name of the op': (in_specs, out_specs)}"
+_WRONG = [
+    ({"fun": 3}, "rewrite takes a function, not 3"),
+    ({"captures": "lit"}, f"captures= of rewrite must be one of {_CAPTURES}"),
+    ({"gathers": None}, "gathers= of rewrite must be one of 'reduce', 'exact', 'keep'"),
+    ({"partitioning": "on"}, "partitioning= of rewrite must be one of"),
+    ({"mesh": ("i",)}, "mesh= of rewrite must be a jax.sharding.Mesh, not ('i',)"),
+    ({"mesh": _MESH.abstract_mesh}, "not AbstractMesh"),
+    ({"specs": ["op"]}, f"specs= of rewrite must be a dict {_SPECS}"),
+]
 
 
-@pytest.mark.parametrize("name", _WRONG)
-def test_a_wrong_option_is_named(name):
-    options, message = _WRONG[name]
+@pytest.mark.parametrize(("options", "message"), _WRONG)
+def test_a_wrong_option_is_named(options, message):
     options = {"fun": _double, **options}
     with pytest.raises(ArgumentError, match=re.escape(message)):
         rewrite(**options)
@@ -54,28 +43,23 @@ def test_a_wrong_option_is_named(name):
 
 
 def test_the_text_of_a_rewritten_function_names_it():
-    assert re.match(
-        r"<jax_dist.rewrite of _double at .*test_arguments.py:\d+", repr(rewrite(_double))
-    )
+    text = repr(rewrite(_double))
+    assert re.match(r"<jax_dist.rewrite of _double at .*test_arguments.py:\d+", text)
 
 
-# ---- arguments on other devices than those of the mesh
+_THREE = Mesh(np.array(jax.devices()[:3]), ("three",))
+_ELSEWHERE = {
+    "from a pmap outside": jax.pmap(lambda x: x * 1),
+    "on one device": lambda x: jax.device_put(x, jax.devices()[5]),
+    "over another axis": lambda x: jax.device_put(x, NamedSharding(_THREE, P(None, "three"))),
+}
 
 
-def _elsewhere():
-    three = Mesh(np.array(jax.devices()[:3]), ("three",))
-    return {
-        "from a pmap outside": jax.pmap(lambda x: x * 1)(_X),
-        "on one device": jax.device_put(_X, jax.devices()[5]),
-        "over another axis": jax.device_put(_X, NamedSharding(three, P(None, "three"))),
-    }
-
-
-@pytest.mark.parametrize("name", _elsewhere())
+@pytest.mark.parametrize("name", _ELSEWHERE)
 def test_arguments_elsewhere_are_put_on_the_mesh(name):
     mapped = jax.pmap(lambda x: x + lax.psum(x, "i"), "i")
 
-    result = rewrite(lambda x: mapped(x), mesh=_MESH)(_elsewhere()[name])
+    result = rewrite(lambda x: mapped(x), mesh=_MESH)(_ELSEWHERE[name](_X))
 
     np.testing.assert_allclose(result, _X + _X.sum(0))
     assert result.sharding.spec == P("data")

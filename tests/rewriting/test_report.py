@@ -34,6 +34,10 @@ _AFTER = ProgramCost(
     output_bytes=4,
     temp_bytes=None,
 )
+_WHY = (
+    "the other operand may differ between the devices along 'data', and then the sum of "
+    "the products is not a product of sums"
+)
 _REPORT = Report(
     name="train_step",
     before=_BEFORE,
@@ -41,14 +45,7 @@ _REPORT = Report(
     cache_before=(Cause("captured-array", ("W",)),),
     cache_after=(),
     findings=(
-        PassFinding(
-            "JXD301",
-            "refused",
-            "all_gather over 'data', then mul",
-            "the other operand may differ between the devices along 'data', and then the sum of "
-            "the products is not a product of sums",
-            "train.py:40",
-        ),
+        PassFinding("JXD301", "refused", "all_gather over 'data', then mul", _WHY, "train.py:40"),
         PassFinding("JXD301", "rewritten", "all_gather over 'data', then mean", "", "train.py:12"),
         PassFinding("JXD303", "noted", "psum of a gradient", "it is summed already", ""),
     ),

@@ -50,7 +50,11 @@ def _busy(x):
     return _mapped(x * _W)
 
 
-_OF_BUSY = np.mean(np.asarray(_X * _W), 0) - np.asarray(_X * _W)
+def _body_of_all(x):
+    return np.mean(np.asarray(x), 0) - np.asarray(x)
+
+
+_OF_BUSY = _body_of_all(_X * _W)
 _FUNCTIONS = pytest.mark.parametrize(
     ("fun", "mesh"),
     [(_plain, _MESH), (_busy, None), (_busy, _MESH), (_busy, _WIDE)],
@@ -85,9 +89,7 @@ _TRANSFORMS = {
     "jit": jax.jit,
     "rewrite": rewrite,
     "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
-    "vmap of second axes": lambda f: (
-        lambda x: jax.vmap(f, in_axes=1, out_axes=2)(jnp.stack([x, x], 1))
-    ),
+    "vmap of others": lambda f: lambda x: jax.vmap(f, 1, 2)(jnp.stack([x, x], 1)),
     "scan": lambda f: lambda x: lax.scan(lambda c, x: (c, f(x)), 0, jnp.stack([x, x]))[1],
     "cond": lambda f: lambda x: lax.cond(jnp.all(x < 99), f, lambda x: x, x),
     "grad": lambda f: jax.grad(_square(f)),
@@ -195,9 +197,8 @@ def test_static_arguments_of_an_inner_jit():
     numbered = rewrite(jax.jit(fun, static_argnums=1, static_argnames="mode"), mesh=_MESH)
     named = rewrite(jax.jit(fun, static_argnames=("power", "mode")))
 
-    squares = np.asarray(_X) ** 2
-    _close(numbered(_X, 2, mode="map"), squares.mean(0) - squares)
-    _close(named(_X, power=2, mode="map"), squares.mean(0) - squares)
+    _close(numbered(_X, 2, mode="map"), _body_of_all(_X**2))
+    _close(named(_X, power=2, mode="map"), _body_of_all(_X**2))
     _close(named(_X, 2, mode="not"), _X)
 
 
@@ -224,16 +225,12 @@ def test_donation_of_an_inner_jit(options, by_name):
 
 def test_shardings_of_an_inner_jit():
     rows, columns = NamedSharding(_WIDE, P("data")), NamedSharding(_WIDE, P(None, "model"))
-    plain = jax.jit(
-        lambda x, y: (_busy(x) + 1, y * 2),
-        in_shardings=(rows, columns),
-        out_shardings=(columns, rows),
-    )
-    x = np.asarray(_X)
-    results = rewrite(plain, mesh=_WIDE)(x, x)
+    shardings = {"in_shardings": (rows, columns), "out_shardings": (columns, rows)}
+    plain = jax.jit(lambda x, y: (_busy(x) + 1, y * 2), **shardings)
+    results = rewrite(plain, mesh=_WIDE)(np.asarray(_X), np.asarray(_X))
 
     _close(results[0], _OF_BUSY + 1)
-    _close(results[1], 2 * x)
+    _close(results[1], 2 * _X)
     assert [array.sharding for array in results] == [columns, rows]
 
 
@@ -290,23 +287,24 @@ def test_remat_is_kept_with_its_policy():
 def test_effects_happen_once_and_in_order():
     events = []
 
-    def note(what, x):
-        events.append((what, float(np.sum(x))))
+    def note(what):
+        heard = lambda x: events.append((what, float(x)))
+        return functools.partial(jax.debug.callback, heard, ordered=True)
 
     def ask(x):
         events.append(("asked", float(x)))
         return np.float32(x + 1)
 
     def fun(x):
-        jax.debug.callback(functools.partial(note, "first"), x[0, 0], ordered=True)
+        note("first")(x[0, 0])
         answer = io_callback(ask, jax.ShapeDtypeStruct((), np.float32), x[0, 1], ordered=True)
 
         def step(carry, _):
-            jax.debug.callback(functools.partial(note, "step"), carry, ordered=True)
+            note("step")(carry)
             return carry + answer, None
 
         total, _ = lax.scan(step, answer, None, length=2)
-        jax.debug.callback(functools.partial(note, "last"), total, ordered=True)
+        note("last")(total)
         return total + jnp.sum(jax.jit(lambda x: x * _W)(x)) * 0
 
     rewritten = rewrite(fun)

@@ -12,49 +12,36 @@ from jax.sharding import PartitionSpec as P
 from jax_dist._rewrite.report import find_key_causes
 
 _X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
-
-
 _MESH = Mesh(np.array(jax.devices()[:4]), ("i",), axis_types=(AxisType.Auto,))
 
 
-def _summed():
-    body = lambda x: jax.lax.psum(x, "i")
-    return jax.shard_map(body, mesh=_MESH, in_specs=P("i"), out_specs=P())
-
-
+@custom_partitioning
 def _centre(x):
-    @custom_partitioning
-    def centre(x):
-        return x - x.mean(-1, keepdims=True)
-
-    def partition(mesh, args, result):
-        return mesh, centre.fun, result.sharding, (args[0].sharding,)
-
-    centre.def_partition(partition, sharding_rule="i j -> i j")
-    return centre(x)
+    return x - x.mean(-1, keepdims=True)
 
 
-def _spread():
-    return jax.device_put(_X, NamedSharding(_MESH, P("i")))
+_centre.def_partition(
+    lambda mesh, args, result: (mesh, _centre.fun, result.sharding, (args[0].sharding,)),
+    sharding_rule="i j -> i j",
+)
+_total = jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=_MESH, in_specs=P("i"), out_specs=P())
+_STABLE = {
+    "plain": lambda x: {"a": x * 2, "b": x + 1},
+    "shard_map": _total,
+    "partitioned by one device": lambda x: _centre(x),
+    "numbers in the program": lambda x: x * 123456789.0 + 0x7F3A12,
+}
 
 
-def _stable() -> dict[str, jax.stages.Lowered]:
-    return {
-        "plain": jax.jit(lambda x: {"a": x * 2, "b": x + 1}).lower(_X),
-        "shard_map": jax.jit(_summed()).lower(_X),
-        "partitioned by one device": jax.jit(_centre).lower(_X),
-        "numbers in the program": jax.jit(lambda x: x * 123456789.0 + 0x7F3A12).lower(_X),
-    }
+@pytest.mark.parametrize("name", _STABLE)
+def test_a_stable_program_has_no_causes(name):
+    assert find_key_causes(jax.jit(_STABLE[name]).lower(_X), ()) == ()
 
 
 def test_an_address_in_the_program_is_a_cause():
-    (cause,) = find_key_causes(jax.jit(_centre).lower(_spread()), ())
+    spread = jax.device_put(_X, NamedSharding(_MESH, P("i")))
+    (cause,) = find_key_causes(jax.jit(lambda x: _centre(x)).lower(spread), ())
     assert cause.name == "custom-partitioning"
-
-
-def test_a_stable_program_has_no_causes():
-    for name, lowered in _stable().items():
-        assert find_key_causes(lowered, ()) == (), name
 
 
 _SHAPE = jax.ShapeDtypeStruct((4, 3), jnp.float32)
