@@ -4,8 +4,6 @@ The compiled program tells what is moved: no gather, permutation or exchange, an
 as the mapped functions have.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,7 +56,7 @@ def _shared(pmap):
 
 def _gradient_inside(pmap):
     loss = lambda v: jnp.sum(jnp.sin(v) * lax.psum(v, "i"))
-    return pmap(lambda x: jax.grad(loss)(x), "i")
+    return pmap(jax.grad(loss), "i")
 
 
 def _gradient_outside(pmap):
@@ -67,8 +65,8 @@ def _gradient_outside(pmap):
 
 
 def _static_and_donated(pmap):
-    body = lambda v, n: v**n + lax.psum(v, "i")
-    mapped = pmap(body, "i", static_broadcasted_argnums=1, donate_argnums=0)
+    body, options = lambda v, n: v**n + lax.psum(v, "i"), {"donate_argnums": 0}
+    mapped = pmap(body, "i", static_broadcasted_argnums=1, **options)
     return lambda x: mapped(x, 3)
 
 
@@ -77,39 +75,34 @@ def _in_a_jit_in_a_cond(pmap):
     return lambda x: lax.cond(x[0, 0] < 100, mapped, jnp.sin, x)
 
 
+def _under_vmap(pmap):
+    return jax.vmap(pmap(lambda v: v - lax.pmean(v, "i"), "i"), in_axes=2, out_axes=2)
+
+
+def _second_axes(pmap):
+    return pmap(lambda x: x + lax.psum(x, "i"), "i", in_axes=1, out_axes=1)
+
+
+def _key_by_device(pmap):
+    return pmap(lambda key: jax.random.normal(key, (3,)) + lax.axis_index("i"), "i")
+
+
+def _rules(pmap):
+    return pmap(lambda x: _summed(x) + _steep(x), "i")
+
+
 # By name: what makes the function from a pmap, its arguments, and how its results are sharded.
 _CASES = {
     "psum": (lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i"), (_X,), [_ROWS]),
-    "index and pmean": (
-        lambda pmap: pmap(lambda x: lax.pmean(x, "i") * lax.axis_index("i") - x, "i"),
-        (_X,),
-        [_ROWS],
-    ),
-    "second axes": (
-        lambda pmap: pmap(lambda x: x + lax.psum(x, "i"), "i", in_axes=1, out_axes=1),
-        (_CUBE,),
-        [P(None, "data")],
-    ),
+    "second axes": (_second_axes, (_CUBE,), [P(None, "data")]),
     "shared in, shared out": (_shared, (numbers(3, seed=2), _X), [P(), _ROWS]),
-    "a key for each device": (
-        lambda pmap: pmap(lambda key: jax.random.normal(key, (3,)) + lax.axis_index("i"), "i"),
-        (jax.random.split(jax.random.key(0), 4),),
-        [_ROWS],
-    ),
+    "a key for each device": (_key_by_device, (jax.random.split(jax.random.key(0), 4),), [_ROWS]),
     "gradient inside": (_gradient_inside, (_X,), [_ROWS]),
     "gradient outside": (_gradient_outside, (_X,), [_ROWS]),
-    "under vmap": (
-        lambda pmap: jax.vmap(pmap(lambda v: v - lax.pmean(v, "i"), "i"), in_axes=2, out_axes=2),
-        (_CUBE.swapaxes(0, 1),),
-        [_ROWS],
-    ),
+    "under vmap": (_under_vmap, (_CUBE.swapaxes(0, 1),), [_ROWS]),
     "in a jit in a cond": (_in_a_jit_in_a_cond, (_X,), [_ROWS]),
     "static and donated": (_static_and_donated, (_X,), [_ROWS]),
-    "rules of its own": (
-        lambda pmap: pmap(lambda x: _summed(x) + _steep(x), "i"),
-        (_X,),
-        [_ROWS],
-    ),
+    "rules of its own": (_rules, (_X,), [_ROWS]),
 }
 
 
@@ -149,9 +142,9 @@ def _shared_state(pmap):
     return lambda x: lax.scan(turn, (jnp.float32(1.0), x), None, length=3)
 
 
-def _cond_inside(pmap):
-    step = _step(pmap)
-    turn = lambda c, i: (lax.cond(i > 2, step, lambda c: c * 2, c), None)
+def _cond_and_two_pmaps(pmap):
+    step, second = _step(pmap), pmap(lambda x: x - lax.pmax(x, "i"), "i")
+    turn = lambda c, i: (second(lax.cond(i > 2, step, lambda c: c * 2, c)), None)
     return lambda x: lax.scan(turn, x, jnp.arange(5))[0]
 
 
@@ -159,11 +152,6 @@ def _loop_in_a_loop(pmap):
     step = _step(pmap)
     inner = lambda c: lax.fori_loop(0, 2, lambda _, c: step(c), c)
     return lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
-
-
-def _two_pmaps(pmap):
-    first, second = _step(pmap), pmap(lambda x: x - lax.pmax(x, "i"), "i")
-    return lambda x: lax.scan(lambda c, _: (second(first(c) * 2), None), x, None, length=3)[0]
 
 
 def _keys(pmap):
@@ -183,9 +171,8 @@ _LOOPS = {
     "fori": (_fori, 1, [_ROWS]),
     "while": (_while, 1, [_ROWS, P()]),
     "shared state": (_shared_state, 1, [P(), _ROWS, P()]),
-    "cond inside": (_cond_inside, 1, [_ROWS]),
+    "cond and two pmaps": (_cond_and_two_pmaps, 2, [_ROWS]),
     "loop in a loop": (_loop_in_a_loop, 1, [_ROWS]),
-    "two pmaps": (_two_pmaps, 2, [_ROWS]),
     "keys": (_keys, 1, [_ROWS]),
 }
 
@@ -194,10 +181,8 @@ _LOOPS = {
 @_PMAPS
 @pytest.mark.parametrize("name", [*_CASES, *_LOOPS])
 def test_numbers_stay_and_nothing_is_moved(name, pmap):
-    make, args, specs = (
-        _CASES[name] if name in _CASES else (_LOOPS[name][0], (_X,), _LOOPS[name][2])
-    )
-    fun = make(pmap)
+    make, reductions, specs = (_CASES | _LOOPS)[name]
+    fun, args = make(pmap), _CASES[name][1] if name in _CASES else (_X,)
     wanted = jax.jit(fun)(*args)
 
     for mesh_name, mesh in _meshes_for(pmap):
@@ -211,7 +196,7 @@ def test_numbers_stay_and_nothing_is_moved(name, pmap):
         if name in _LOOPS:  # XLA may merge two reductions; it must not need anything else
             counts = compiled_collectives(rewritten, *args)
             assert set(counts) == {"all-reduce"}, mesh_name
-            assert counts["all-reduce"] <= _LOOPS[name][1], mesh_name
+            assert counts["all-reduce"] <= reductions, mesh_name
 
 
 @pytest.mark.thorough
@@ -225,9 +210,8 @@ def test_custom_rules_are_used_inside_of_the_rewriting(pmap):
     for mesh in _MESHES.values():
         slope = rewrite(jax.grad(lambda x: fun(x).sum()), mesh=mesh)(x)
         np.testing.assert_allclose(slope, wanted, rtol=1e-5, atol=1e-5)
-    with pytest.raises(
-        NotImplementedError, match=r"test_remesh.py:\d+ is moved .* inside: rewrite"
-    ):
+    told = r"test_remesh.py:\d+ is moved .* inside: rewrite"
+    with pytest.raises(NotImplementedError, match=told):
         jax.grad(lambda x: rewrite(fun, mesh=_WIDE)(x).sum())(x)
 
 
@@ -296,13 +280,9 @@ def test_pmaps_of_different_sizes_go_to_different_axes():
 def _nested(x):
     """`[4, 2] -> [4, 2]`"""
 
-    def outer(row):
-        def inner(v):
-            return lax.psum(v, ("i", "j")) + 10 * lax.axis_index("i") + lax.axis_index("j")
-
-        return jax_dist.pmap(inner, "j")(row * lax.axis_size("i"))
-
-    return jax_dist.pmap(outer, "i")(x)
+    index = lambda: 10 * lax.axis_index("i") + lax.axis_index("j")
+    inner = jax_dist.pmap(lambda v: lax.psum(v, ("i", "j")) + index(), "j")
+    return jax_dist.pmap(lambda row: inner(row * lax.axis_size("i")), "i")(x)
 
 
 @pytest.mark.parametrize("mesh", [_WIDE, None], ids=["4x2", "no mesh"])
@@ -318,25 +298,13 @@ def test_a_pmap_in_a_pmap_stays(mesh):
 # ---- refused, and left alone
 
 _EXPLICIT = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+_NO_AXIS = "no axis of the mesh ('data': 4, 'model': 2) has the size 8 of 'i'"
+_TYPED = "the mesh has axes that are not Auto, on which shardings are types"
+_OUTSIDE = "it has devices that are not in the mesh"
 _REFUSED = {
-    "no axis of its size": (
-        8,
-        {},
-        _WIDE,
-        "no axis of the mesh ('data': 4, 'model': 2) has the size 8 of 'i'",
-    ),
-    "devices outside": (
-        4,
-        {"devices": jax.devices()[4:]},
-        _FOUR,
-        "it has devices that are not in the mesh",
-    ),
-    "typed axes": (
-        4,
-        {},
-        _EXPLICIT,
-        "the mesh has axes that are not Auto, on which shardings are types",
-    ),
+    "no axis of its size": (8, {}, _WIDE, _NO_AXIS),
+    "devices outside": (4, {"devices": jax.devices()[4:]}, _FOUR, _OUTSIDE),
+    "typed axes": (4, {}, _EXPLICIT, _TYPED),
 }
 
 
@@ -355,16 +323,14 @@ def test_a_pmap_that_cannot_be_moved_stays(name, pmap):
 
 
 def test_a_shard_map_of_the_user_stays_on_its_mesh():
-    mesh = mesh_of(i=4)
-
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
-    def fun(block):
-        return jnp.mean(lax.all_gather(block, "i"), 0) + block
+    body = lambda block: jnp.mean(lax.all_gather(block, "i"), 0) + block
+    specs = {"in_specs": P("i"), "out_specs": P("i"), "check_vma": False}
+    fun = jax.shard_map(body, mesh=mesh_of(i=4), **specs)
 
     again = rewrite(fun)  # also after a pass that evaluates it anew
     for call in (fun, lambda x: again(x)):
         assert told_of_pmaps(call, _X, mesh=_REVERSED) == []
-    assert_same(rewrite(fun, mesh=mesh)(_X), fun(_X))
+    assert_same(rewrite(fun, mesh=mesh_of(i=4))(_X), fun(_X))
 
 
 def test_without_a_mesh_it_is_noted():
