@@ -128,13 +128,10 @@ class _Maker:
         return same * (1 + 0.1 * self._pick([*OF_A_DEVICE.values()])(index)).astype(self.dtype)
 
     def _moved(self, x: Array) -> Array:
-        choices = [
-            lambda x: jnp.transpose(x, self.rng.permutation(x.ndim)),
-            lambda x: jnp.expand_dims(x, int(self.rng.integers(0, x.ndim + 1))),
-            lambda x: jnp.broadcast_to(x, (2, *x.shape)),
-            jnp.squeeze,
-        ]
-        return self._pick(choices)(x)
+        transposed = lambda x: jnp.transpose(x, self.rng.permutation(x.ndim))
+        expanded = lambda x: jnp.expand_dims(x, self._dimension(x.ndim + 1))
+        doubled = lambda x: jnp.broadcast_to(x, (2, *x.shape))
+        return self._pick([transposed, expanded, doubled, jnp.squeeze])(x)
 
     def _reshaped(self, x: Array) -> Array:
         """Merge two neighbours, or split one in two."""

@@ -1,5 +1,6 @@
 """What the tests of the gathers share: meshes, planning a function, counting, comparing."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,8 @@ _REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
     """Return a mesh of the first devices: `mesh_of(i=4, j=2)`."""
-    count = int(np.prod(list(sizes.values())))
-    devices = np.array(jax.devices()[:count]).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(devices, tuple(sizes))
+    devices = np.array(jax.devices()[: math.prod(sizes.values())])
+    return jax.sharding.Mesh(devices.reshape(*sizes.values()), tuple(sizes))
 
 
 def blocks(*shape: int, seed: int = 0) -> np.ndarray:

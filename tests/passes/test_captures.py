@@ -66,13 +66,11 @@ def test_the_warning():
         "JXD401: 'step' captures an array: params['w']: float32[4000,4000], 64.0 MB, captured at "
         "train.py:10, used at train.py:12, not lifted: it is stuck. They "
     )
-    assert warning_text([capture], "step") == (
-        f"{head}are arguments of the program now; to avoid this warning, pass them yourself."
-    )
-    assert warning_text([capture], "step", kept_because="captures='warn'") == (
-        f"{head}stay in the program, because captures='warn': it compiles slowly, and again for "
-        "other values. Pass them as arguments."
-    )
+    lifted = "are arguments of the program now; to avoid this warning, pass them yourself."
+    kept = "stay in the program, because captures='warn': it compiles slowly, and again for other "
+    remedy = "values. Pass them as arguments."
+    assert warning_text([capture], "step") == head + lifted
+    assert warning_text([capture], "step", kept_because="captures='warn'") == head + kept + remedy
 
 
 # ---- programs with operands in the place of their captured arrays
@@ -216,15 +214,12 @@ def test_an_inner_jit_keeps_its_options():
 
 
 def test_a_body_without_a_rule_keeps_its_array_and_says_so():
-    solve = jax.jit(lambda x: x @ jnp.asarray(_N)[:, :5])
-    fun = lambda b: lax.custom_linear_solve(
-        lambda x: solve(x), b, lambda f, b: f(b), symmetric=True
-    )
+    apply, solve = jax.jit(lambda x: x @ jnp.asarray(_N)[:, :5]), lambda f, b: f(b)
+    fun = lambda b: lax.custom_linear_solve(lambda x: apply(x), b, solve, symmetric=True)
 
     (capture,) = _find(fun, jnp.ones(5))
-    assert capture.refused == (
-        "it is in the body of 'custom_linear_solve', which takes no more operands"
-    )
+    why = "it is in the body of 'custom_linear_solve', which takes no more operands"
+    assert capture.refused == why
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4", "float16", "bool"])

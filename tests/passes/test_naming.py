@@ -19,15 +19,15 @@ w = jnp.arange(12.0).reshape(3, 4) + 1
 n = np.arange(12, dtype=np.float32).reshape(3, 4)
 key = jax.random.key(0)
 mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+specs = {"in_specs": P(), "out_specs": P()}
 x = jnp.ones(3)
 """
 
 
 def _names(source):
     """Name and the two lines of what `fun` captures, where its file begins with line 1."""
-    header = dict[str, object]()
-    exec(_HEADER, header)
-    names = dict(header)
+    names = dict[str, object]()
+    exec(_HEADER, names)
     exec(compile(textwrap.dedent(source), "train.py", "exec"), names)
     fun = names["fun"]
     captures = find_captures(jax.make_jaxpr(fun)(names["x"]), fun)
@@ -46,10 +46,7 @@ _ONE_LINE = {  # all are used and captured in line 1
     "jit of partial": ("fun = jax.jit(functools.partial(lambda v, x: x @ v, w))", "args[0]"),
     "grad": ("fun = jax.grad(lambda x: jnp.sin(x @ w).sum())", "w"),
     "vmap": ("fun = jax.vmap(lambda x: x * w)", "w"),
-    "shard_map": (
-        "fun = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P(), out_specs=P())",
-        "w",
-    ),
+    "shard_map": ("fun = jax.shard_map(lambda x: x @ w, mesh=mesh, **specs)", "w"),
     "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w"),
     "beside the class of functions": (
         "c = types.FunctionType; f = lambda x: x @ w; fun = lambda x: (c, f(x))[1]",

@@ -1,5 +1,10 @@
 """Along which axes a value is the same on all devices."""
 
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,16 +13,16 @@ from fuzzing import OF_A_DEVICE, values_from
 from gather_cases import CASES
 from gather_checks import blocks, mesh_of
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
-from uniformity_truth import measured
 
 import jax_dist
-from jax_dist._passes.interpreter import equations
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import equations, record_of
 from jax_dist._passes.uniformity import NOWHERE, Invariance, cut_along
 
-X = jnp.asarray(blocks(12, 5))
+X, SCALAR = jnp.asarray(blocks(12, 5)), jax.ShapeDtypeStruct((), "float32")
 BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()
 
 
@@ -26,10 +31,9 @@ def same(body, *, cut_along="i"):
     specs = {"in_specs": P(cut_along), "out_specs": P(("i", "j")), "check_vma": False}
     function = jax.shard_map(body, mesh=mesh_of(i=2, j=3), **specs)
     (eqn,) = shard_maps(function)
-    invariance = Invariance()
-    (inputs,) = invariance.body_inputs(eqn, [NOWHERE], NOWHERE)
+    (inputs,) = Invariance().body_inputs(eqn, [NOWHERE], NOWHERE)
     scope = frozenset(eqn.params["newly_manual_axes"])
-    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, scope)
+    (output,) = Invariance().outputs(eqn.params["jaxpr"], inputs, scope)
     return set(output)
 
 
@@ -44,6 +48,10 @@ def total(x):
 
 def looped(until, turn, start):
     return lax.while_loop(lambda c: c[0] < until, lambda c: (c[0] + 1, turn(c[1])), (0, start))[1]
+
+
+def drawn(number):
+    return jax.random.normal(jax.random.fold_in(jax.random.key(0), number), (2,))
 
 
 def _swapped(x):
@@ -61,21 +69,10 @@ _STEPS = {
     "ppermute": (lambda x: lax.ppermute(total(x), "i", [(0, 1)]), ONLY_J),
     "psum_scatter": (lambda x: lax.psum_scatter(jnp.ones((2, 3)), "i"), ONLY_J),
     "all_to_all": (lambda x: lax.all_to_all(jnp.ones((3, 3)), "j", 0, 0), ONLY_I),
-    "groups": (
-        lambda x: lax.psum(jnp.ones(2), "j", axis_index_groups=[[0], [1], [2]]),
-        ONLY_I,
-    ),
-    "random": (lambda x: jax.random.normal(jax.random.key(0), (2,)), BOTH),
-    "random by device": (
-        lambda x: jax.random.normal(
-            jax.random.fold_in(jax.random.key(0), lax.axis_index("j")), (2,)
-        ),
-        ONLY_I,
-    ),
-    "pure_callback": (
-        lambda x: jax.pure_callback(lambda: 1.0, jax.ShapeDtypeStruct((), "float32"))[None],
-        NONE,
-    ),
+    "groups": (lambda x: lax.psum(jnp.ones(2), "j", axis_index_groups=[[0], [1], [2]]), ONLY_I),
+    "random": (lambda x: drawn(0), BOTH),
+    "random by device": (lambda x: drawn(lax.axis_index("j")), ONLY_I),
+    "pure_callback": (lambda x: jax.pure_callback(lambda: 1.0, SCALAR)[None], NONE),
     "jit": (lambda x: jax.jit(total)(x), BOTH),
     "custom_jvp": (lambda x: jax.nn.relu(total(x)), BOTH),
     # ---- loops and branches
@@ -88,15 +85,9 @@ _STEPS = {
         lambda x: lax.scan(lambda c, n: (jnp.ones_like(c), None), x, jnp.arange(0))[0],
         ONLY_J,
     ),
-    "what a scan collects": (
-        lambda x: lax.scan(lambda c, row: (c, total(row)), 0.0, x)[1],
-        BOTH,
-    ),
+    "what a scan collects": (lambda x: lax.scan(lambda c, y: (c, total(y)), 0.0, x)[1], BOTH),
     "a while loop's carry": (lambda x: looped(3, lambda c: c + x, jnp.ones((6, 5))), ONLY_J),
-    "a loop left together": (
-        lambda x: looped(total(x).sum(), lambda c: c + 1, 0.0)[None],
-        BOTH,
-    ),
+    "a loop left together": (lambda x: looped(total(x).sum(), lambda c: c + 1, 0.0)[None], BOTH),
     "a loop left apart": (lambda x: looped(x.sum(), lambda c: c + 1, 0.0)[None], ONLY_J),
     "other branches": (
         lambda x: lax.cond(x.sum() > 0, lambda: jnp.ones(2), lambda: jnp.zeros(2)),
@@ -174,6 +165,81 @@ def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name(name):
 
     assert same(lambda x: doubled.bind(jnp.ones((2, 3)))) == NONE
     _rewrites_right(lambda x: doubled.bind(x) + lax.all_gather(x, "i").mean(0))
+
+
+# ---- what the analysis says, beside what is when the program runs
+
+
+@dataclasses.dataclass
+class Count:
+    """Of all values of a program, and along each axis."""
+
+    equal: int = 0
+    known: int = 0
+    wrong: Counter[str] = dataclasses.field(default_factory=Counter)  # by primitive
+    missed: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+def measured(function: Callable[[Any], Any], x: np.ndarray, sizes: dict[str, int]) -> Count:
+    """Return the count for a function of one device, whose arguments are the rows of `x`.
+
+    Every value of the program is computed on each device, for two sets of numbers: equal by chance
+    does not count. Jits are written out, so that all values stand at the top.
+    """
+    env, axes = list(sizes.items()), frozenset(sizes)
+    closed = jax.make_jaxpr(function, axis_env=env)(x[0])
+    closed = jax.make_jaxpr(lambda row: _inlined(closed, [row]), axis_env=env)(x[0])
+    facts = Invariance().facts(closed, [NOWHERE], axes)
+    run = _on_devices(closed, sizes)
+    other = x * 0.9 + 0.1 * np.random.default_rng(99).normal(size=x.shape).astype(x.dtype)
+    count = Count()
+    for eqn, *rows in zip(closed.jaxpr.eqns, run(x), run(other), strict=True):
+        for number, var in enumerate(eqn.outvars):
+            equal = axes.intersection(*[_same_along(row[number], tuple(sizes)) for row in rows])
+            count.equal += len(equal)
+            count.known += len(equal & facts[var])
+            count.wrong[eqn.primitive.name] += len(facts[var] - equal)
+            count.missed[eqn.primitive.name] += len(equal - facts[var])
+    count.wrong, count.missed = +count.wrong, +count.missed
+    return count
+
+
+def _inlined(body: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr with the bodies of jits in their place."""
+    inline = lambda eqn, values: _inlined(interpreter.bodies(eqn)[0], values)
+    handler_of = lambda eqn: inline if record_of(eqn).call == "inline" else None
+    return interpreter.run(body, args, handler_of)
+
+
+def _on_devices(closed: ClosedJaxpr, sizes: dict[str, int]) -> Callable[..., Any]:
+    """Return a function of the results of each equation, with dimensions for the axes in front."""
+    names = tuple(sizes)
+
+    def on_device(rows: Any) -> list[list[Any]]:
+        env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(closed.jaxpr.invars, rows, strict=True))
+        results = []
+        for eqn in closed.jaxpr.eqns:
+            values = interpreter.replay(eqn, interpreter.read_all(eqn.invars, env))
+            env.update(zip(eqn.outvars, values, strict=True))
+            results.append([_numbers(value, len(names)) for value in values])
+        return results
+
+    specs = {"in_specs": P(names), "out_specs": P(*names), "check_vma": False}
+    return jax.jit(jax.shard_map(on_device, mesh=mesh_of(**sizes), **specs))
+
+
+def _numbers(value: Any, dimensions: int) -> jax.Array:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return value.reshape((1,) * dimensions + value.shape)
+
+
+def _same_along(value: Any, names: Sequence[str]) -> set[str]:
+    value = np.asarray(value)
+    firsts = [np.broadcast_to(np.take(value, [0], n), value.shape) for n in range(len(names))]
+    bits = [np.ascontiguousarray(first).tobytes() == value.tobytes() for first in firsts]
+    return {name for name, is_same in zip(names, bits, strict=True) if is_same}
 
 
 @pytest.mark.parametrize("seed", range(6))

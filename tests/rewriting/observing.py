@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +17,8 @@ from jax_dist._rewrite import remesh
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
     """On the first devices: `mesh_of(i=4, j=2)`."""
-    count = int(np.prod(list(sizes.values())))
-    devices = np.array(jax.devices()[:count]).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(devices, tuple(sizes))
+    devices = np.array(jax.devices()[: math.prod(sizes.values())])
+    return jax.sharding.Mesh(devices.reshape(*sizes.values()), tuple(sizes))
 
 
 def numbers(*shape: int, seed: int = 0) -> jax.Array:
