@@ -223,38 +223,34 @@ def in_a_jit(x):
 
 
 GIVEN = {"l1norm": ([P(None, ("j",))], P(None, "j"))}
-# The function, its argument, specs=, and what is done.
+
+
+def of_scaled(x):
+    return l1norm(x * 2)
+
+
+def between_shardings(x):
+    """Call it on an `x` that comes as [None, i]; what reads the result wants [j, i]."""
+    return constrained(in_a_jit(x), "j", "i")
+
+
+SPREAD, COLUMNS = placed(X, "i", "j"), placed(X[:, :4], None, "i")
+# By what is done: the function, its argument, and specs=.
 REPORTED = {
-    "several results": (
+    "'moments': shard_map, (P('i', None)) -> (P('i', None), P('i'))": (
         lambda x: moments(x, 3),
-        placed(X, "i", "j"),
+        SPREAD,
         None,
-        "'moments': shard_map, (P('i', None)) -> (P('i', None), P('i'))",
     ),
-    # Its argument comes as [None, i], and what reads its result wants [j, i].
-    "by what is around its jit": (
-        lambda x: constrained(in_a_jit(x), "j", "i"),
-        placed(X[:, :4], None, "i"),
-        None,
-        "'l1norm': shard_map, (P('j', 'i')) -> (P('j', 'i'))",
-    ),
-    "given specs": (
-        lambda x: l1norm(x * 2),
-        placed(X, "i", "j"),
-        GIVEN,
-        "'l1norm': shard_map, (P(None, 'j')) -> (P(None, 'j'))",
-    ),
-    "nothing known": (
-        lambda x: l1norm(x * 2),
-        X,
-        None,
-        "'l1norm': shard_map, (P(None, None)) -> (P(None, None))",
-    ),
+    "'l1norm': shard_map, (P('j', 'i')) -> (P('j', 'i'))": (between_shardings, COLUMNS, None),
+    "'l1norm': shard_map, (P(None, 'j')) -> (P(None, 'j'))": (of_scaled, SPREAD, GIVEN),
+    "'l1norm': shard_map, (P(None, None)) -> (P(None, None))": (of_scaled, X, None),
 }
 
 
-@pytest.mark.parametrize(("fun", "x", "specs", "what"), REPORTED.values(), ids=REPORTED)
-def test_what_is_done_is_reported_with_the_line(fun, x, specs, what):
+@pytest.mark.parametrize("what", REPORTED)
+def test_what_is_done_is_reported_with_the_line(what):
+    fun, x, specs = REPORTED[what]
     plan = plan_of(fun, x, specs=specs)
 
     [finding] = plan.findings

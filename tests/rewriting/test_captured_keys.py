@@ -11,7 +11,7 @@ import sys
 import pytest
 
 _HERE = pathlib.Path(__file__).parent
-_PROGRAMS = ("closure", "decorated", "key", "mapped", "model", "partitioned", "viewed")
+_PROGRAMS = ("closure", "decorated", "key", "mapped", "numpy", "partitioned", "viewed")
 
 
 def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:
