@@ -279,7 +279,6 @@ def test_pmaps_of_different_sizes_go_to_different_axes():
 
 def _nested(x):
     """`[4, 2] -> [4, 2]`"""
-
     index = lambda: 10 * lax.axis_index("i") + lax.axis_index("j")
     inner = jax_dist.pmap(lambda v: lax.psum(v, ("i", "j")) + index(), "j")
     return jax_dist.pmap(lambda row: inner(row * lax.axis_size("i")), "i")(x)

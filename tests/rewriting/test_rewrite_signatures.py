@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from observing import compiles, mesh_of, numbers
+from observing import mesh_of, no_compiles, numbers
 
 import jax_dist
 from jax_dist import rewrite
@@ -64,7 +64,7 @@ def test_one_trace_and_one_compile_a_signature(mesh):
 
     results = [rewritten(*args, **kwargs) for args, kwargs in calls]
     assert runs.call_count == len(calls)
-    with compiles(0):
+    with no_compiles():
         again = [rewritten(*args, **kwargs) for args, kwargs in [*calls, *calls]]
         rewritten(_X, scale=3.0)
     assert runs.call_count == len(calls)
@@ -188,7 +188,7 @@ def test_signatures_with_different_captures():
             np.testing.assert_allclose(rewritten(_X, which=which), _X * factor + 2.0, atol=1e-6)
     assert [_inputs(rewritten.lower(_X, which=w)) for w in ("first", "second")] == [2, 3]
     assert runs.call_count == 2
-    with compiles(0):
+    with no_compiles():
         rewritten(_X, which="first")
         rewritten(_X, which="second")
 
