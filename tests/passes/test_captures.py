@@ -142,8 +142,9 @@ def _lifted(fun, *args):
     """Return a jit of `fun` that takes its captured arrays first, and these arrays."""
     jaxpr = jax.make_jaxpr(fun)(*args)
     captures = find_captures(jaxpr, fun)
-    assert captures
-    assert {capture.name for capture in captures} <= {"_W", "_N"}
+    names = [capture.name for capture in captures]
+    assert names
+    assert len(names) == len({*names} & {"_W", "_N"})  # once each
     values = [capture.value for capture in captures]
     lifted = lift_arrays(jaxpr, values)
     assert len(lifted.in_avals) == len(values) + len(args)
