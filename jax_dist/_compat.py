@@ -137,10 +137,9 @@ def put_slices(
 
 
 def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Remove the mesh from `lowered.args_info` for its last arguments, the user's."""
+    """Remove the mesh from `lowered.args_info`."""
     infos, structure = jax.tree.flatten(lowered.args_info)
-    hidden = len(infos) - len(types)
-    for index, kind in enumerate(types, start=hidden):
+    for index, kind in enumerate(types):
         aval = ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         infos[index] = jax.stages.ArgInfo(aval, infos[index].donated)
     lowered.args_info = jax.tree.unflatten(structure, infos)

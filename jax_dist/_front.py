@@ -128,6 +128,13 @@ class Front:
             self.serve_by(self.call)
 
 
+def lower(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> jax.stages.Lowered:
+    """Lower a jit object that takes `captured` first, if there are any, and passes them itself."""
+    if not captured:
+        return jitted.lower(*args, **kwargs)
+    return _compat.pass_first_argument(jitted.lower(captured, *args, **kwargs), captured)
+
+
 def is_staged() -> bool:
     """Return whether a jit or scan around is tracing what is computed now."""
     # Under a trace, constants are tracers too.

@@ -168,7 +168,7 @@ class _Watcher:
 
     def is_enabled(self) -> bool:
         """Return whether JAX uses the directory of `enable`; the user may have set another."""
-        directory = jax.config.values["jax_compilation_cache_dir"]
+        directory = _compat.config_value("jax_compilation_cache_dir")
         return self.directory is not None and self.directory == directory
 
     def on_hit(self, name: str, seconds_saved: float) -> None:

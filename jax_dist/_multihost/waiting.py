@@ -14,9 +14,7 @@ import threading
 import time
 import traceback
 
-import jax
-
-from jax_dist import launch
+from jax_dist import _compat, launch
 
 _PERIOD = 0.25  # seconds between two looks at the main thread
 _IDLE = 0.01  # seconds of CPU time in a period, below which the process computes nothing
@@ -24,13 +22,13 @@ _WAITING, _STUCK = 3, 5  # periods without progress: it tells the others, and it
 _MAIN = threading.main_thread()
 _STDLIB = os.path.dirname(threading.__file__)
 _PYTHON_LOCKS = (_STDLIB, os.path.join(_STDLIB, "multiprocessing"))
-_OURS = (_MAIN.name, "jax_dist waiting", "jax_dist watchdog")
+_OURS = "jax_dist "  # start of the names of our own threads
 
 
 def watch(rank: int, ranks: int) -> None:
     """Start a thread that ends this rank, of a job of CPU devices, when it waits in vain."""
-    if os.environ.get(launch.NOTES) and jax.config.values["jax_platforms"] == "cpu":
-        threading.Thread(None, _watch, _OURS[1], (rank, ranks), daemon=True).start()
+    if os.environ.get(launch.NOTES) and _compat.config_value("jax_platforms") == "cpu":
+        threading.Thread(None, _watch, f"{_OURS}waiting", (rank, ranks), daemon=True).start()
 
 
 def _watch(rank: int, ranks: int) -> None:
@@ -57,7 +55,8 @@ def _find_wait() -> tuple[int, int] | None:
 
     None if it does not, if it may wait for a thread or process of Python, or if that is not known.
     """
-    if any(thread.name not in _OURS for thread in threading.enumerate()):
+    others = (thread for thread in threading.enumerate() if thread is not _MAIN)
+    if any(not thread.name.startswith(_OURS) for thread in others):
         return None  # it may wait for that thread, which may wait for a file or a connection
     try:
         reason = pathlib.Path(f"/proc/self/task/{_MAIN.native_id}/wchan").read_text()

@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
+from jax_dist import _compat, _front
 from jax_dist._front import Front, is_staged
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted, Watch
@@ -120,10 +120,9 @@ class Dispatcher:
         types = self._describe(call, context)
         args, kwargs = call.rebuild(types)
         captured = self._place_captures(signature, context.layout)
-        args = (captured, *args) if captured else args
-        lowered = self._program(context, signature).lower(*args, **kwargs)
+        lowered = _front.lower(self._program(context, signature), captured, args, kwargs)
         _compat.describe_arguments(lowered, types)
-        return _compat.pass_first_argument(lowered, captured) if captured else lowered
+        return lowered
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""

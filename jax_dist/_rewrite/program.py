@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
+from jax_dist import _compat, _front
 from jax_dist._calls import warn_user
 from jax_dist._front import Front, is_staged
 from jax_dist._multihost.agreement import Fingerprint
@@ -112,9 +112,8 @@ class RewrittenProgram:
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         program = self.find(args, kwargs)
         captured = self._place_captures(program)
-        args = (captured, *args) if captured else args
-        lowered = self._jit(program, takes_captures=bool(captured)).lower(*args, **kwargs)
-        return _compat.pass_first_argument(lowered, captured) if captured else lowered
+        jitted = self._jit(program, takes_captures=bool(captured))
+        return _front.lower(jitted, captured, args, kwargs)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""

@@ -172,7 +172,7 @@ def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name(name):
 
 @dataclasses.dataclass
 class Count:
-    """Of all values of a program, and along each axis."""
+    """Counts over all values of a program, and along each axis."""
 
     equal: int = 0
     known: int = 0

@@ -33,7 +33,7 @@ _half = lambda _, x: x / 2
 
 
 def _groups(rng: random.Random) -> list[list[int]]:
-    """Of any sizes."""
+    """Draw groups of any sizes."""
     left, groups = rng.sample(range(_SLICES), _SLICES), []
     while left:
         size = rng.randint(1, len(left))

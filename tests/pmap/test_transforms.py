@@ -1,4 +1,4 @@
-"""What is made of a mapped function, in every way to run or describe it, beside vmap."""
+"""Results of what is made of a mapped function, in every way to run or describe it, beside vmap."""
 
 import functools
 

@@ -164,7 +164,7 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
 
 @dataclasses.dataclass(slots=True)
 class _Rounding:
-    """How much the values of one process may be rounded, as its replayed calls have shown."""
+    """The rounding that values of one process may have, as its replayed calls have shown."""
 
     epsilon: float = 1e-7  # by which the arguments of the last replayed call were perturbed
     # By place: how much of its largest element each result then changes at most.
