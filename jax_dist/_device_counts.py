@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax_dist import _usage
 from jax_dist._passes.constants import is_key
 from jax_dist._pmap.axes import spread_in_axes
+from jax_dist._steps import MappedStep
 from jax_dist.errors import ArgumentError
 
 _SEEDS = 6  # runs with perturbed inputs
@@ -154,7 +155,7 @@ def _join_slices(path: str, value: Any, axis: int | None) -> _Argument:
     slices = jnp.moveaxis(value, axis, 0)
     host = to_numpy(slices)
     if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
-        return _Argument(path, slices[0], None)
+        return _Argument(path, jax.device_get(slices[0]), None)
     is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
     if is_key(value) or is_raw_key or slices.ndim == 1:
         return _Argument(path, slices, 0, is_one_row=True)
@@ -189,8 +190,6 @@ class _Program(NamedTuple):
         elif axis_name is not None:
             axes = spread_in_axes(in_axes, args, {}, name)
         else:
-            from jax_dist._steps import MappedStep  # few tests need it
-
             step = MappedStep.find(fun, args, {})
             run = lambda leaves, mesh: step.call.run(leaves)
             axes, axis_name, make_argument = step.axes, step.options.mesh_axis, _join_slices
@@ -219,12 +218,11 @@ class _Program(NamedTuple):
         for path, value, axis, is_one_row in self.arguments:
             if axis is None:
                 continue
-            if not -value.ndim <= axis < value.ndim:
-                raise ArgumentError(f"{path} has shape {value.shape}, and no axis {axis}.")
-            rows = value.shape[axis]
+            rows = value.shape[axis] if -value.ndim <= axis < value.ndim else 0
             if rows < count or (rows % count and not is_one_row):
                 raise ArgumentError(
-                    f"{self.name} cannot run on {count} devices: {path} has {rows} rows."
+                    f"{self.name} cannot run on {count} devices: {path} has shape {value.shape}, "
+                    f"and {rows} rows along axis {axis}."
                 )
         mesh = None if self.mesh is None else _shrink(self.mesh, count)
 
@@ -232,12 +230,9 @@ class _Program(NamedTuple):
             drop_key = lambda leaf: None if is_key(leaf) else jnp.asarray(leaf)
             return jax.tree.map(drop_key, self.fun(leaves, mesh))
 
-        if mesh is None:
-            axes = [None if argument.axis is None else 0 for argument in self.arguments]
-            function = jax.vmap(run, in_axes=(axes,), axis_name=self.axis_name, axis_size=count)
-        else:
-            function = lambda leaves: jax.tree.map(lambda x: x[None], run(leaves))
-        jitted = jax.jit(function)
+        axes = [None if argument.axis is None else 0 for argument in self.arguments]
+        size = count if mesh is None else 1  # of results, `[size, *s]`
+        jitted = jax.jit(jax.vmap(run, (axes,), axis_name=self.axis_name, axis_size=size))
 
         def call(values: Sequence[Any], method: str = "__call__") -> Any:
             pairs = zip(self.arguments, values, strict=True)
@@ -312,20 +307,14 @@ def _compare_results(
     if tree != expected_tree:
         text = f"is {tree} on {count} devices, and {expected_tree} on one."
         raise ArgumentError(f"The result of {program.name} {text}")
-    states = {
-        argument.path: widen(argument.value)
-        for argument in program.arguments
-        if argument.axis is None and hasattr(argument.value, "dtype")
-        if jnp.issubdtype(argument.value.dtype, np.number)
-    }
     for (path, leaf), one in zip(leaves, expected_leaves, strict=True):
-        same, text, distance = _compare_values(np.asarray(leaf), count, one, states)
-        name, tolerance = f"result{jax.tree_util.keystr(path)}", float(one.tolerance.max(initial=0))
-        yield ResultComparison(name, count, same, text, distance, tolerance)
+        end = _compare_values(np.asarray(leaf), count, one, program.arguments)
+        tolerance = float(one.tolerance.max(initial=0))
+        yield ResultComparison(f"result{jax.tree_util.keystr(path)}", count, *end, tolerance)
 
 
 def _compare_values(
-    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+    values: np.ndarray, count: int, expected: _Expected, arguments: Sequence[_Argument]
 ) -> tuple[bool | None, str, float]:
     """Return `same`, `difference` and `distance` of a `ResultComparison`.
 
@@ -341,7 +330,7 @@ def _compare_values(
     distances = _distance(values, one[None])
     distance = float(distances.max(initial=0.0))
     if (distances > expected.tolerance).any():
-        return False, _describe_difference(values, count, expected, states), distance
+        return False, _describe_difference(values, count, expected, arguments), distance
     is_inexact = jnp.issubdtype(one.dtype, jnp.inexact)
     mean_size = np.abs(np.nan_to_num(widen(one))).mean() if is_inexact else 0.0
     if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
@@ -350,7 +339,7 @@ def _compare_values(
 
 
 def _describe_difference(
-    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+    values: np.ndarray, count: int, expected: _Expected, arguments: Sequence[_Argument]
 ) -> str:
     """Return how the values of devices, `[devices, *s]`, differ from the value on one device."""
     one, values = widen(expected.value), widen(values)
@@ -361,9 +350,11 @@ def _describe_difference(
     # The value may be `count` times too large or small, as is a sum in place of a mean. That of a
     # gradient shows in the change of the state that it updates.
     old_values = {"value": np.zeros_like(one)}
-    old_values |= {f"change of {path}": state for path, state in states.items()}
+    for path, value, axis, _ in arguments:
+        if axis is None and isinstance(value, np.ndarray) and value.shape == one.shape:
+            old_values[f"change of {path}"] = widen(value)
     for subject, old in old_values.items():
-        if old.shape != one.shape or is_close(one, old):
+        if is_close(one, old):
             continue
         if is_close(values - old, (one - old)[None] * count, count):
             return f"{count} times the {subject}"

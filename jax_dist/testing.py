@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import jax_dist
-from jax_dist import _files, launch, multihost
+from jax_dist import _compat, _files, launch, multihost
 from jax_dist._device_counts import (
     DeviceCountReport,
     ResultComparison,
@@ -50,21 +50,15 @@ def simulated_devices(count: int = 8) -> None:
     >>> jax.device_count()
     8
     """
-    number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        # Once JAX has started, it rejects a change of this number, but not of the platforms.
-        jax.config.update("jax_num_cpu_devices", number + 1)
+    if not _compat.backend_started():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)  # overrides XLA_FLAGS
-        return
-    except RuntimeError:
-        if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
-            return
-    raise RuntimeError(
-        f"simulated_devices({count}) was called after JAX had started with "
-        f"{jax.local_device_count()} {jax.default_backend()} devices. Call it at the top of "
-        f"conftest.py, or set JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu."
-    )
+    elif (jax.default_backend(), jax.local_device_count()) != ("cpu", count):
+        raise RuntimeError(
+            f"simulated_devices({count}) was called after JAX had started with "
+            f"{jax.local_device_count()} {jax.default_backend()} devices. Call it at the top of "
+            f"conftest.py, or set JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu."
+        )
 
 
 def assert_same_as_pmap(
@@ -123,9 +117,8 @@ def assert_same_as_pmap(
     elif not isinstance(error, error_class):
         differences = [f"it {_format_end(error)}, jax.pmap {_format_end(expected_error)}"]
     if differences:
-        name = getattr(fun, "__name__", fun)
-        lines = "".join(f"\n  {line}" for line in differences)
-        raise AssertionError(f"pmap of '{name}' differs from jax.pmap:{lines}") from error
+        headline = f"pmap of '{getattr(fun, '__name__', fun)}' differs from jax.pmap:"
+        raise AssertionError("\n  ".join([headline, *differences])) from error
     return result
 
 
@@ -149,49 +142,39 @@ def _result_differences(result: Any, expected: Any, rtol: float, atol: float) ->
 
 def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
     """Yield how an array of JAX or NumPy differs from that of `jax.pmap`."""
-    if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
-        yield f"class {type(leaf).__name__}, with jax.pmap {type(expected).__name__}"
+    properties: dict[str, Callable] = {"class": lambda x: type(x).__name__}
+    properties |= {"dtype": lambda x: x.dtype, "shape": lambda x: x.shape}
+    if isinstance(leaf, jax.Array) and isinstance(expected, jax.Array):
+        properties["weak type"] = lambda x: jax.typeof(x).weak_type
+        if leaf.shape == expected.shape:
+            properties["slices by device"] = _placement
+    for name, read in properties.items():
+        if read(leaf) != read(expected):
+            yield f"{name} {read(leaf)}, with jax.pmap {read(expected)}"
+    if leaf.dtype != expected.dtype or leaf.shape != expected.shape:
         return
-    if leaf.dtype != expected.dtype:
-        yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"
-    if leaf.shape != expected.shape:
-        yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
-    elif leaf.dtype == expected.dtype:
-        values, expected_values = to_numpy(leaf), to_numpy(expected)
-        are_nan = (values != values) & (expected_values != expected_values)
-        is_same = (values == expected_values) | are_nan
-        if rtol or atol:
-            is_same |= np.isclose(widen(values), widen(expected_values), rtol=rtol, atol=atol)
-        if not is_same.all():
-            index = tuple(np.argwhere(~is_same)[0].tolist())
-            count = f"{(~is_same).sum()} of {is_same.size} values differ, first at {list(index)}"
-            yield f"{count}: {values[index]}, with jax.pmap {expected_values[index]}"
-    if not isinstance(leaf, jax.Array):
-        return
-    weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
-    if weak != expected_weak:
-        yield f"weak type {weak}, with jax.pmap {expected_weak}"
-    slices, expected_slices = _slices_by_device(leaf), _slices_by_device(expected)
-    if list(slices) != list(expected_slices):
-        yield f"slices on devices {list(slices)}, with jax.pmap {list(expected_slices)}"
-    elif leaf.shape == expected.shape:
-        misplaced = [device for device in slices if slices[device] != expected_slices[device]]
-        for device in misplaced[:1]:  # it displaces others
-            yield f"device {device} holds {slices[device]}, with jax.pmap {expected_slices[device]}"
+    values, expected_values = to_numpy(leaf), to_numpy(expected)
+    is_same = (values == expected_values) | (values != values) & (
+        expected_values != expected_values
+    )
+    if rtol or atol:
+        is_same |= np.isclose(widen(values), widen(expected_values), rtol=rtol, atol=atol)
+    if not is_same.all():
+        index = tuple(np.argwhere(~is_same)[0].tolist())
+        count = f"{(~is_same).sum()} of {is_same.size} values differ, first at {list(index)}"
+        yield f"{count}: {values[index]}, with jax.pmap {expected_values[index]}"
 
 
-def _slices_by_device(array: jax.Array) -> dict[int, str]:
-    """Return the slice on each device, in mesh order: `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
-    slices = {}
+def _placement(array: jax.Array) -> str:
+    """Return the slice on each device, in mesh order: `0 [0:1, 0:3], 1 [1:2, 0:3]`."""
+    slices = []
     for shard in array.addressable_shards:
         # Not strict: the index of an array of keys also has the dimensions of one key.
         sides = zip(shard.index, array.shape, strict=False)
         bounds = ["{}:{}".format(*side.indices(size)) for side, size in sides]
-        slices[shard.device.id] = f"[{', '.join(bounds)}]"
-    return slices
+        slices.append(f"{shard.device.id} [{', '.join(bounds)}]")
+    return ", ".join(slices)
 
-
-# --- several processes
 
 _is_importing_main = False
 _TAIL_LINES = 30
@@ -216,7 +199,9 @@ def run_processes(
 
     Each process is a fresh Python with simulated CPU devices. As in `multiprocessing` with "spawn",
     it imports the modules of `fun` and of the main program again, after it has joined the others.
-    When one fails, the others, which may wait for it in a collective, are ended.
+    When one fails, the others, which may wait for it in a collective, are ended. Environment
+    variables are inherited, except those that choose devices; what `jax.config.update` changed here
+    is not.
 
     Args:
       fun: function that each process calls, defined at the top of a module or script.
@@ -237,9 +222,6 @@ def run_processes(
     >>> import jax
     >>> [outcome.value for outcome in run_processes(jax.process_index, processes=2)]
     [0, 1]
-
-    Environment variables are inherited, except those that choose devices. What `jax.config.update`
-    changed here is not; change it in `fun`.
     """
     if _is_importing_main:
         raise RuntimeError('Call run_processes below `if __name__ == "__main__":` in a script.')
@@ -266,18 +248,15 @@ def run_processes(
             cpu_devices=cpu_devices,
             timeout=timeout + _SPARE_SECONDS,
         )
-        is_late = time.time() > deadline
-        return [
-            _read_outcome(rank, job, pathlib.Path(name), lines[rank], timeout if is_late else None)
-            for rank in range(processes)
-        ]
+        late = timeout if time.time() > deadline else None
+        return [_read_outcome(rank, job, task, lines[rank], late) for rank in range(processes)]
 
 
 def _read_outcome(
-    rank: int, job: launch.JobOutcome, folder: pathlib.Path, lines: list[str], late: float | None
+    rank: int, job: launch.JobOutcome, task: pathlib.Path, lines: list[str], late: float | None
 ) -> Outcome:
     """Return what a rank has reported, or why it has not; `late` is a time limit that is over."""
-    report, value, error = folder / f"{rank}.report", None, None
+    report, value, error = task.with_name(f"{rank}.report"), None, None
     tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing)"
     if report.exists():
         value, error, trace = pickle.loads(report.read_bytes())
@@ -297,10 +276,11 @@ def _run_rank(path: str) -> None:
     """Join the others, call the function, and report: the program of one rank."""
     global _is_importing_main
     rank = int(os.environ["JAX_PROCESS_ID"])
+    report = pathlib.Path(path).with_name(f"{rank}.report")
     preparation, call, timeout, deadline = pickle.loads(pathlib.Path(path).read_bytes())
     # Without the parent, too, it ends at its time limit.
     faulthandler.dump_traceback_later(max(0.1, deadline - time.time()), exit=True)
-    value, error, trace = None, None, ""
+    failure: BaseException | None = None
     try:
         multihost.initialize(initialization_timeout=timeout, shutdown_timeout=timeout)
         # Only now: a module that computes while it is imported starts JAX without the others.
@@ -308,20 +288,15 @@ def _run_rank(path: str) -> None:
         spawn.prepare(preparation)
         _is_importing_main = False
         fun, args = pickle.loads(call)
-        value = fun(*args)
-        pickle.dumps(value)
-    except BaseException as raised:  # noqa: BLE001  # sys.exit too: it would leave without a report
-        launch.note("failed", rank)
-        value, error, trace = None, raised, traceback.format_exc()
-        sys.stderr.write(trace)
+        outcome = pickle.dumps((fun(*args), None, ""))
+    except BaseException as error:  # noqa: BLE001  # sys.exit too: it would leave without a report
+        failure, trace = error, traceback.format_exc()
         try:
             if not isinstance(pickle.loads(pickle.dumps(error)), Exception):
                 raise TypeError  # the caller could not catch a SystemExit
         except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
-            error = RuntimeError(f"rank {rank} raised {type(raised).__name__}: {raised}")
-    report = pathlib.Path(path).with_name(f"{rank}.report")
-    _files.write_atomically(report, pickle.dumps((value, error, trace)))
-    if error is None:
-        launch.note("finished", rank)
-        jax.distributed.shutdown()  # waits for the others
-    os._exit(0 if error is None else 1)
+            failure = RuntimeError(f"rank {rank} raised {type(error).__name__}: {error}")
+        outcome = pickle.dumps((None, failure, trace))
+    _files.write_atomically(report, outcome)
+    if failure is not None:
+        raise failure  # `initialize` ends the process after an uncaught exception

@@ -101,6 +101,10 @@ def placed(array, devices, spec):
     return jax.device_put(np.asarray(array), NamedSharding(Mesh(devices, "i"), spec))
 
 
+def one_row_each(devices):
+    return ", ".join(f"{device} [{row}:{row + 1}]" for row, device in enumerate(devices))
+
+
 @pytest.mark.parametrize(
     ("fun", "options"),
     [
@@ -155,15 +159,17 @@ def test_all_differences_are_told_at_once():
     [
         (
             changed_after(lambda x: placed(x, jax.devices()[::-1], P("i"))),
-            "slices on devices [7, 6, 5, 4, 3, 2, 1, 0], with jax.pmap [0, 1, 2, 3, 4, 5, 6, 7]",
+            f"slices by device {one_row_each(range(8)[::-1])}, with jax.pmap {one_row_each(range(8))}",
         ),
         (
             changed_after(lambda x: placed(x, jax.devices()[:4], P("i"))),
-            "slices on devices [0, 1, 2, 3], with jax.pmap [0, 1, 2, 3, 4, 5, 6, 7]",
+            "slices by device 0 [0:2], 1 [2:4], 2 [4:6], 3 [6:8], "
+            f"with jax.pmap {one_row_each(range(8))}",
         ),
         (
             changed_after(lambda x: placed(x, jax.devices(), P())),
-            "device 0 holds [0:8], with jax.pmap [0:1]",
+            f"slices by device {', '.join(f'{n} [0:8]' for n in range(8))}, "
+            f"with jax.pmap {one_row_each(range(8))}",
         ),
         (changed_after(np.asarray), "class ndarray, with jax.pmap ArrayImpl"),
         (changed_inside(lambda x: x[None]), "shape (8, 1), with jax.pmap (8,)"),
@@ -544,12 +550,12 @@ FIXED = on_mesh(lambda x: x, P("data"), out=P("data"))
     ("fun", "options", "line"),
     [
         (lambda x: x, {"axis_name": "i", "in_axes": None}, "in_axes=None divides no argument"),
-        (lambda x: x, {"axis_name": "i", "in_axes": 2}, "args[0] has shape (16, 3)"),
-        (lambda x: x, {"axis_name": "i", "devices": (3,)}, "args[0] has 16 rows"),
+        (lambda x: x, {"axis_name": "i", "in_axes": 2}, "args[0] has shape (16, 3), and 0 rows along axis 2"),
+        (lambda x: x, {"axis_name": "i", "devices": (3,)}, "args[0] has shape (16, 3), and 16 rows"),
         (lambda x: x, {"axis_name": "i", "devices": (1,)}, "devices=(1,)"),
         (lambda x: x, {"axis_name": "i", "devices": (0, 2)}, "devices=(0, 2)"),
         (lambda x: x, {"mesh": mesh_of(4), "devices": (8,)}, "cannot be made smaller to 8"),
-        (jax.pmap(lambda x: x), {"devices": (32,)}, "args[0] has 48 rows"),
+        (jax.pmap(lambda x: x), {"devices": (32,)}, "args[0] has shape (48,), and 48 rows"),
         (lambda x: list(x), {"axis_name": "i", "devices": (2,)}, "on 2 devices, and"),
     ],
 )
