@@ -22,6 +22,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
   service starts, whose failure ends the process (it detects by itself)
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -489,13 +490,16 @@ class InterceptedPmap(NamedTuple):
     backend: str | None
     axis_size: int | None
 
-
-_Run: TypeAlias = Callable[[InterceptedPmap, Sequence[Any]], Any]
+    def jitted_f(self, *leaves: Any) -> Any:
+        """Do in place of the shard_map what `intercept_pmaps` was told to; JAX calls it."""
+        return _interception.run(self, leaves)
 
 
 class _Interception(threading.local):
-    run: _Run | None = None
+    run: Any = None  # of the innermost `intercept_pmaps`
 
+
+_Choice = collections.namedtuple("_Choice", "devices backend axis_size")  # options of a `jax.pmap`
 
 _interception = _Interception()
 _interception_lock = threading.Lock()
@@ -504,7 +508,7 @@ _originals: dict[str, Callable] = {}
 
 
 @contextlib.contextmanager
-def intercept_pmaps(run: _Run) -> Iterator[None]:
+def intercept_pmaps(run: Callable[[InterceptedPmap, Sequence[Any]], Any]) -> Iterator[None]:
     """Have `run(intercepted, leaves)` give the output of each `jax.pmap` traced in this thread.
 
     With several processes, a traced `jax.pmap` takes the devices of its own process for all; their
@@ -532,33 +536,31 @@ def _choose_devices(*args: Any) -> Any:
     devices, backend, _, axis_size, is_outside_of_traces = args
     if _interception.run is None or is_outside_of_traces:
         return _originals["_get_mesh_devices"](*args)
-    return devices, backend, axis_size, _interception  # read by `_make_shard_map` alone
+    return _Choice(devices, backend, axis_size)
 
 
 def _make_shard_map(*args: Any) -> Any:
-    fun, in_tree, in_axes, out_axes, out_tree, donated, chosen, axis_name = args
-    if chosen[-1] is not _interception:
+    fun, in_tree, in_axes, out_axes, out_tree, donated, devices, axis_name = args
+    if not isinstance(devices, _Choice):
         return _originals["_cached_shard_map"](*args)
-    out_axes, (*choice, _) = jax.tree.unflatten(out_tree, list(out_axes)), chosen
-    intercepted = InterceptedPmap(
-        fun.call_wrapped, in_tree, tuple(in_axes), tuple(donated), out_axes, axis_name, *choice
+    out_axes = jax.tree.unflatten(out_tree, list(out_axes))
+    return InterceptedPmap(
+        fun.call_wrapped, in_tree, tuple(in_axes), tuple(donated), out_axes, axis_name, *devices
     )
-    run = _interception.run
-    assert run is not None
-    return types.SimpleNamespace(jitted_f=lambda *leaves: run(intercepted, leaves), run=run)
 
 
-def _convert_unless_intercepted(name: str, arrays: Any, cached: Any, *rest: Any) -> Any:
-    return arrays if hasattr(cached, "run") else _originals[name](arrays, cached, *rest)
+def _convert(name: str, arrays: Any, mapped: Any, *rest: Any) -> Any:
+    if isinstance(mapped, InterceptedPmap):
+        return arrays
+    return _originals[name](arrays, mapped, *rest)
 
 
-_TO_GLOBAL, _TO_LOCAL = "host_local_array_to_global_array", "global_array_to_host_local_array"
 _REPLACEMENTS: dict[str, Callable] = {
     "_get_mesh_devices": _choose_devices,
     "_cached_shard_map": _make_shard_map,
-    _TO_GLOBAL: functools.partial(_convert_unless_intercepted, _TO_GLOBAL),
-    _TO_LOCAL: functools.partial(_convert_unless_intercepted, _TO_LOCAL),
 }
+for _name in ("host_local_array_to_global_array", "global_array_to_host_local_array"):
+    _REPLACEMENTS[_name] = functools.partial(_convert, _name)
 
 
 # ---- several processes

@@ -1,4 +1,9 @@
-"""JAX's persistent compilation cache: one call turns it on, and counters show whether it hits."""
+"""JAX's persistent compilation cache: one call turns it on, and counters show whether it hits.
+
+JAX computes the key of a program, and asks for its entry: `Store.get`. What it can load is a hit.
+Otherwise it compiles, within `_Watcher.compiling`, which remembers failures, and writes the entry:
+`Store.put`. `_compat.watch_cache` is where JAX calls these.
+"""
 
 import collections
 import contextlib

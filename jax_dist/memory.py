@@ -47,7 +47,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
         compiles, and none for a block.
 
     Raises:
-      ArgumentError: `slack` or `warmup` is negative, or no number.
+      ArgumentError: `slack` or `warmup` is negative, or no whole number.
 
     >>> import jax.numpy as jnp
     >>> losses = []
@@ -60,8 +60,8 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __init__(self, *, slack: int = 0, warmup: int | None = None):
         for name, value in (("slack", slack), ("warmup", warmup or 0)):
-            if not isinstance(value, int | float) or value < 0:
-                raise ArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
+            if not isinstance(value, int) or value < 0:
+                raise ArgumentError(f"{name} must be a whole number from 0 on, not {value!r}.")
         self._slack, self._warmup = slack, warmup
         self._steps = itertools.count()
         self._thread = _Thread()

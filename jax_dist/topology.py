@@ -34,7 +34,7 @@ class TpuChip(NamedTuple):
     def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the grid of a slice named by its sizes or count of chips; None if none fits."""
         if self.dimensions == 2 and len(sizes) == 1:
-            # A count of chips: a square grid, or one twice as wide as high (8 chips: 2x4).
+            # A count of chips: the squarest grid with a power of 2 as height (8 chips: 2x4).
             (chips,) = sizes
             rows = 2 ** ((chips.bit_length() - 1) // 2)
             if chips % rows != 0:

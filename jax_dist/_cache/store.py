@@ -22,7 +22,7 @@ class Store:
     def __init__(self, directory: pathlib.Path, max_size: int | None = None) -> None:
         self.path = self._path = directory  # JAX logs `_path`
         self._max_size = max_size
-        self._loaded: set[str] = set()  # keys whose entry was read
+        self._loaded: set[str] = set()  # keys with an entry, even if it could not be read
         self._errors: dict[str, str] = {}  # by key, why its entry could not be written
         self._warnings: set[str | None] = set()  # errors that were logged
 
@@ -38,7 +38,7 @@ class Store:
             return None
         except OSError as error:
             self._warn("read", path, error)
-            return None
+            data = b""
         self._loaded.add(key)
         return data or None
 
@@ -67,15 +67,14 @@ class Store:
         """Remove the least recently used entries until the others take at most `room` bytes."""
         if room < 0:
             raise OSError(0, f"it is larger than max_size ({self._max_size} bytes)")
-        for path in self.path.glob(TEMPORARY_FILES):  # of processes that were killed
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED:
-                    path.unlink()
-        entries = []
-        for path in self.path.glob("*-cache"):
+        entries, now = [], time.time()
+        for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process evicts too
                 status = path.stat()
-                entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+                if path.name.endswith("-cache"):
+                    entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+                elif path.match(TEMPORARY_FILES) and now - status.st_mtime > _ABANDONED:
+                    path.unlink()  # of a process that was killed
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total > room:

@@ -3,6 +3,7 @@
 import pathlib
 import random
 import signal
+from unittest import mock
 
 import pytest
 from cached_program import run
@@ -84,6 +85,17 @@ def test_a_full_disk_is_named_once(tmp_path, monkeypatch, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"cannot write {tmp_path}/jit_a-1-cache: No space left on device; the program goes on"
     ]
+
+
+def test_an_entry_that_the_system_cannot_read_is_replaced(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    pathlib.Path(tmp_path, "jit_a-1-cache").write_bytes(b"theirs")
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "read_bytes", mock.Mock(side_effect=PermissionError(13, "")))
+        assert store.get("jit_a-1") is None
+    store.put("jit_a-1", b"ours")
+
+    assert store.get("jit_a-1") == b"ours"
 
 
 def test_an_entry_that_another_process_wrote_meanwhile_stays(tmp_path):

@@ -117,7 +117,7 @@ def test_an_exception_passes_and_guards_nest_in_all_threads():
         pool.submit(work).result()
 
 
-@pytest.mark.parametrize("options", [{"slack": -1}, {"warmup": -2}])
+@pytest.mark.parametrize("options", [{"slack": -1}, {"warmup": -2}, {"warmup": 1.5}])
 def test_negative_options_are_errors(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be a number from 0 on"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be a whole number from 0 on"):
         memory_guard(**options)

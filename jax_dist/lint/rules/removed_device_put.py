@@ -16,7 +16,7 @@ _NAMES = tuple(
     "0.10.2 for this reason.",
     instead="state = jax.device_put(state, NamedSharding(mesh, P()))  # no leading dimension\n"
     "batch = jax.device_put(np.stack(shards), NamedSharding(mesh, P('i')))\n"
-    "`jax-dist migrate` puts functions of jax_dist with the old meaning in place.\n"
+    "# jax-dist migrate puts functions of jax_dist with the old meaning in place\n"
     "https://docs.jax.dev/en/latest/migrate_pmap.html#drop-in-replacements",
     triggers=(b"device_put_replicated", b"device_put_sharded"),
 )
