@@ -109,37 +109,34 @@ class Planner:
         return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))
 
     def _steps(self, body: Jaxpr, facts: ValueFacts) -> list[JaxprEqn | EnteredEquation | Region]:
-        """Return the equations of a body by stages, in each the global ones before its region."""
-        # Gradients, which vary, and their psum are region 0; the update by that psum is in stage 1.
-        global_steps: dict[int, list[Any]] = defaultdict(list)  # by stage
-        region_eqns: dict[int, list[JaxprEqn]] = defaultdict(list)  # by stage
-        stage_of: dict[Var, int] = {}  # the stage that computes a value
-        region_results: set[Var] = set()
-        last_effect = (0, True)  # stage of the last side effect, and whether it ran outside regions
+        """Return the equations of a body by stages, in each the global ones before its region.
+
+        Time 2k is stage k outside of regions, and time 2k + 1 its region. Gradients, which vary,
+        and their psum have time 1; the update by that psum, which is uniform, has time 2.
+        """
+        steps: dict[int, list[Any]] = defaultdict(list)  # by time
+        time_of: dict[Var, int] = {}  # when a value is computed
+        last_effect = 0  # the time of the last side effect
         for eqn in body.eqns:
             entered = self._enter(eqn, facts)
             is_in_region = entered is None and self._runs_in_region(eqn, facts)
-            stage = 0  # the first in which all operands can be read
-            for var in variables(eqn.invars):
-                # Outside of regions, the results of a region can be read one stage later.
-                is_one_later = var in region_results and not is_in_region
-                stage = max(stage, stage_of.get(var, 0) + is_one_later)
-            if _compat.has_side_effects(eqn):  # they keep the order of the program
-                before, was_outside = last_effect
-                stage = max(stage, before if is_in_region or was_outside else before + 1)
-                last_effect = stage, not is_in_region
-            stage_of.update((var, stage) for var in eqn.outvars)
-            if is_in_region:
-                region_results.update(eqn.outvars)
-                region_eqns[stage].append(eqn)
-            else:
-                global_steps[stage].append(entered or eqn)
+            time = max((time_of.get(var, 0) for var in variables(eqn.invars)), default=0)
+            has_effect = _compat.has_side_effects(eqn)
+            if has_effect:  # they keep the order of the program
+                time = max(time, last_effect)
+            if time % 2 != is_in_region:
+                time += 1
+            if has_effect:
+                last_effect = time
+            time_of.update((var, time) for var in eqn.outvars)
+            steps[time].append(entered or eqn)
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
-        region_reads = {var for eqns in region_eqns.values() for var in _operands(eqns)}
-        for stage, eqns in region_eqns.items():
-            region_body = _jaxpr_of(eqns, body, reads)
-            global_steps[stage].append(self._region(region_body, facts, region_reads))
-        return [step for stage in sorted(global_steps) for step in global_steps[stage]]
+        regions = [time for time in steps if time % 2]
+        region_reads = {var for time in regions for var in _operands(steps[time])}
+        for time in regions:
+            region_body = _jaxpr_of(steps[time], body, reads)
+            steps[time] = [self._region(region_body, facts, region_reads)]
+        return [step for time in sorted(steps) for step in steps[time]]
 
     def _runs_in_region(self, eqn: JaxprEqn, facts: ValueFacts) -> bool:
         """Return whether an equation runs in a region: it varies, communicates or has effects."""

@@ -138,8 +138,7 @@ def check_module(
             if string is not None:  # Python 3.11 does not know where in the string the node stands
                 node, fix = string, None
             if fix is not None and fix.edits is not edits:  # many matches may share their edits
-                edits = fix.edits
-                loses_comment = _loses_comment(source, edits)
+                edits, loses_comment = fix.edits, _loses_comment(source, fix.edits)
             if fix is not None and loses_comment:
                 fix = None
             findings.append(rule.finding(source, match.message, module.span(node), fix))

@@ -2,6 +2,10 @@
 
 From a read the search goes back and out, to the statements above it in each block around it, until
 one surely binds the name. More than `LIMIT` bindings are given up, so the work stays linear.
+
+    x = 1
+    if c: x = 2
+    y = x  # sees both bindings: the `if` may not run, so the search goes on above it
 """
 
 import ast
@@ -9,7 +13,7 @@ import bisect
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax_dist.lint.model.scopes import Binding, NameScope, Scopes, place
 
@@ -17,6 +21,12 @@ LIMIT = 48
 
 _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
 _Block: TypeAlias = tuple[ast.AST, str]  # a list of statements: a node and its field, "orelse"
+
+
+class _Search(NamedTuple):  # what it comes to in one block
+    bindings: _Bindings
+    is_complete: bool  # nothing above the block can hold: one surely ran, or they are too many
+
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # A read inside of one of these may see any binding in it, later ones too; not so in an `if`.
@@ -48,10 +58,7 @@ class Reaching:
 
 
 class _NameFlow:
-    """One name of one scope: for each read the bindings that reach it, and the other way round.
-
-    A block is a list of statements: the node around it and a field, such as `(node, "orelse")`.
-    """
+    """One name of one scope: for each read the bindings that reach it, and the other way round."""
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
         self._tree = tree
@@ -63,7 +70,7 @@ class _NameFlow:
         self._places = [place(binding.node) for binding in self._ordered]  # (line, column)
         self._last_bound: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
         self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, by block
-        self._after_binders: dict[_Block, list[tuple[_Bindings, bool]]] = {}  # see `_after`
+        self._after_binders: dict[_Block, list[_Search]] = {}  # see `_after`
         self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
@@ -88,8 +95,7 @@ class _NameFlow:
             self._last_bound[node] = binding
             while node not in seen:
                 seen.add(node)
-                block = tree.parents[node], tree.fields[node]
-                self._binders.setdefault(block, []).append(node)
+                self._binders.setdefault(self._block_of(node), []).append(node)
                 node = self._statement_around(node)
 
     def _reaching(self, load: ast.Name) -> _Bindings:
@@ -124,13 +130,10 @@ class _NameFlow:
 
     def _before_in(self, node: Any) -> _Bindings:
         """Return the bindings before a statement, from the cached ones of the one around."""
-        block, around = (
-            (self._tree.parents[node], self._tree.fields[node]),
-            self._statement_around(node),
-        )
+        block, around = self._block_of(node), self._statement_around(node)
         count = bisect.bisect_left(self._binders.get(block, []), place(node), key=place)
-        reaching, is_sure = self._after(block, count)
-        if is_sure:
+        reaching, is_complete = self._after(block, count)
+        if is_complete:
             return reaching
         # What the statement around binds itself, such as the target of its `for` or `with`.
         is_target = isinstance(around, ast.For | ast.AsyncFor) and block[1] == "body"
@@ -140,33 +143,33 @@ class _NameFlow:
             reaching = reaching | self._within(around)
         return reaching | self._known_before[around]
 
-    def _after(self, block: _Block, count: int) -> tuple[_Bindings, bool]:
-        """Return the bindings that hold after the first `count` binders of a block.
+    def _block_of(self, statement: Any) -> _Block:
+        return self._tree.parents[statement], self._tree.fields[statement]
 
-        The bool says that these are all: one of them surely ran, or they are more than LIMIT.
-        """
-        known = self._after_binders.setdefault(block, [({}, False)])
+    def _after(self, block: _Block, count: int) -> _Search:
+        """Return the bindings that may hold after the first `count` binders of a block."""
+        known = self._after_binders.setdefault(block, [_Search({}, is_complete=False)])
         binders = self._binders.get(block, [])
         while len(known) <= count:
             known.append(self._after_next(binders[len(known) - 1], known[-1]))
         return known[count]
 
-    def _after_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
-        """Return what `_after` does after one more binder; `known` is its result before that."""
-        before, is_sure = known
+    def _after_next(self, statement: Any, before: _Search) -> _Search:
+        """Return what may hold after one more binder; `before` is what may hold before it."""
         if isinstance(statement, (ast.If, *_UNSURE)):
-            bindings = self._within(statement) | before
-            is_full = len(bindings) > LIMIT
-            return dict.fromkeys(itertools.islice(bindings, LIMIT + 1)), is_sure or is_full
+            bindings = self._within(statement) | before.bindings
+            first = dict.fromkeys(itertools.islice(bindings, LIMIT + 1))
+            return _Search(first, before.is_complete or len(bindings) > LIMIT)
         bindings: _Bindings = {}
         if isinstance(statement, ast.With | ast.AsyncWith):
             body = statement, "body"
-            bindings, is_sure_inside = self._after(body, len(self._binders.get(body, [])))
-            if is_sure_inside:
-                return bindings, True
+            inside = self._after(body, len(self._binders.get(body, [])))
+            if inside.is_complete:
+                return inside
+            bindings = inside.bindings
         if statement in self._last_bound:
-            return bindings | {self._last_bound[statement]: None}, True
-        return bindings | before, is_sure
+            return _Search(bindings | {self._last_bound[statement]: None}, is_complete=True)
+        return _Search(bindings | before.bindings, before.is_complete)
 
     def _within(self, node: Any) -> _Bindings:
         """Return all bindings inside a statement."""

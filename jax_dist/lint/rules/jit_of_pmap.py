@@ -26,10 +26,8 @@ def jit_of_pmap(module: Module) -> Findings:
             transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
             if transformed is not None:  # `jit(pmap(f))`
                 name, outer = transformed
-                is_direct = mapped is site.node
-                yield _make_finding(
-                    outer, name, pmaps.remove_jit(module, outer, mapped) if is_direct else ()
-                )
+                edits = pmaps.remove_jit(module, outer, mapped) if mapped is site.node else ()
+                yield _make_finding(outer, name, edits)
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
                 outer_name = traced.around(module, call)
                 if outer_name is not None:
