@@ -24,8 +24,12 @@ from jax_dist.pmap import Mapped, pmap
 from jax_dist.topology import Topology
 
 
-class _StepFound(BaseException):
-    """Ends a trace or a program that reached its step; `except Exception` does not catch it."""
+class _StepReached(BaseException):
+    """Ends a program at its step; an `except Exception` of the program does not catch it."""
+
+
+class _PmapTraced(BaseException):
+    """Ends a trace at its first `jax.pmap`; it holds that pmap and the types of its leaves."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,15 +164,15 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
         fun(*traced_args, **traced_kwargs)
 
     def end_trace(intercepted: Any, mapped_leaves: Sequence[Any]) -> Any:
-        raise _StepFound(intercepted, [type_of(jax.typeof(leaf)) for leaf in mapped_leaves])
+        raise _PmapTraced(intercepted, [type_of(jax.typeof(leaf)) for leaf in mapped_leaves])
 
     name = axes.function_name(fun)
     try:
         # NameError: a collective outside of any pmap has an unbound axis name.
         with _compat.intercept_pmaps(end_trace), contextlib.suppress(NameError):
             jax.eval_shape(call_fun, arrays)
-    except _StepFound as step_found:
-        intercepted, mapped_types = step_found.args
+    except _PmapTraced as end:
+        intercepted, mapped_types = end.args
     else:
         raise NotImplementedError(
             f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
@@ -206,7 +210,7 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
         if (name is None and is_training_step) or name == called[function]:
             steps.append(step)
         if steps or is_training_step:
-            raise _StepFound
+            raise _StepReached
 
     end, cause = "ended", None
     with contextlib.ExitStack() as stack:
@@ -215,10 +219,10 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
             stack.enter_context(mock.patch.object(module, "pmap", watched_pmap))
         try:
             program()
-        except (Exception, SystemExit, _StepFound) as error:  # noqa: BLE001  # reported below
+        except (Exception, SystemExit, _StepReached) as error:  # noqa: BLE001  # reported below
             cause = error
-            end = "trains" if isinstance(error, _StepFound) else f"raised {error!r}"
-    if steps:  # also if the program caught `_StepFound`
+            end = "trains" if isinstance(error, _StepReached) else f"raised {error!r}"
+    if steps:  # also if the program caught `_StepReached`
         return steps[0]
     what = f"'{name}'" if name else "a training step, which takes a state and gives it back"
     raise NotImplementedError(

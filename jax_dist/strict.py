@@ -121,8 +121,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         if count >= (self._warmup or 0):
             self._forbid(block.settings)
         if self._donation and count == 0:  # at each step, the user's warnings would be shown again
-            with warnings.catch_warnings():  # Python forgets of which programs JAX has warned
-                pass
+            _forget_warnings()
         if self._donation:
             block.filters.insert(0, _FILTER)
         return self
@@ -228,6 +227,12 @@ def _on_event(event: str, value: float, **details: Any) -> None:
 
 # Despite their names, JAX records these events as scalars when it starts, and as durations later.
 jax.monitoring.register_scalar_listener(_on_event)
+
+
+def _forget_warnings() -> None:
+    """Have Python forget of which programs JAX has warned, so that it warns again."""
+    with warnings.catch_warnings():
+        pass
 
 
 def _make_recompile_error(call: Call) -> RecompileError:

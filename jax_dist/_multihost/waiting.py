@@ -32,22 +32,18 @@ def watch(rank: int, ranks: int) -> None:
 
 
 def _watch(rank: int, ranks: int) -> None:
-    position, cpu_seconds, idle_periods = None, 0.0, 0
+    """Count the periods in which the main thread waits at one place; note it, or end the rank."""
+    last_position, last_seconds, periods = None, 0.0, 0
     while True:
         time.sleep(_PERIOD)
-        last_position, last_seconds, was_waiting = position, cpu_seconds, idle_periods >= _WAITING
-        position, cpu_seconds = _find_wait(), time.process_time()
-        has_not_moved = position is not None and position == last_position
-        is_idle = has_not_moved and cpu_seconds - last_seconds < _IDLE
-        idle_periods = idle_periods + 1 if is_idle else 0
-        is_waiting = idle_periods >= _WAITING
-        if is_waiting != was_waiting:
-            launch.note("waiting", rank, holds=is_waiting)
-        if idle_periods >= _STUCK:
-            finished = launch.find_ranks("finished")
-            all_wait = len({*finished, *launch.find_ranks("waiting")}) == ranks
-            if finished and all_wait and rank not in finished:
-                _end(rank, finished)
+        position, seconds = _find_wait(), time.process_time()
+        is_same_wait = position is not None and position == last_position
+        periods = periods + 1 if is_same_wait and seconds - last_seconds < _IDLE else 0
+        last_position, last_seconds = position, seconds
+        if periods in (0, _WAITING):
+            launch.note("waiting", rank, holds=periods > 0)
+        if periods >= _STUCK:
+            _end_if_all_wait(rank, ranks)
 
 
 def _find_wait() -> tuple[int, int] | None:
@@ -68,8 +64,11 @@ def _find_wait() -> tuple[int, int] | None:
     return (id(frame), frame.f_lasti) if is_native else None
 
 
-def _end(rank: int, finished: tuple[int, ...]) -> None:
-    """Print where this rank waits, and end it without any clean-up."""
+def _end_if_all_wait(rank: int, ranks: int) -> None:
+    """Print where this rank waits, and end it, if each other one has finished or waits too."""
+    finished, waiting = launch.find_ranks("finished"), launch.find_ranks("waiting")
+    if not finished or rank in finished or len({*finished, *waiting}) < ranks:
+        return
     launch.note("failed", rank)
     stack = "".join(traceback.format_stack(sys._current_frames()[_MAIN.ident or 0]))
     ranks = ", ".join(map(str, finished))
