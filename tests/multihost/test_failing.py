@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from jax_dist import launch
+from jax_dist import launch, multihost
 
 pytestmark = pytest.mark.thorough
 
@@ -75,18 +75,21 @@ def test_all_ranks_end_by_themselves(way):
     _assert_gone("".join(outputs))
 
 
+def _launch(way: str) -> tuple[launch.JobOutcome, list[str]]:
+    """Return the outcome of a job, and the output of each rank."""
+    texts = ["", "", ""]
+
+    def write(rank: int, _: str, line: str) -> None:
+        texts[rank] += f"{line}\n"
+
+    command = [sys.executable, str(_FOLDER / "failing_program.py"), way]
+    options = {"cpu_devices": 1, "timeout": _LIMIT, "environment": _environment()}
+    return launch.run(command, 3, write, **options), texts
+
+
 @pytest.mark.parametrize("way", ["killed", "raises", "exits", "cleans up", "returns"])
 def test_launch_ends_all_and_names_the_first(way):
-    lines: list[tuple[int, str, str]] = []
-    outcome = launch.run(
-        [sys.executable, str(_FOLDER / "failing_program.py"), way],
-        3,
-        lambda *line: lines.append(line),
-        cpu_devices=1,
-        timeout=_LIMIT,
-        environment=_environment(),
-    )
-    texts = ["".join(f"{line}\n" for rank, _, line in lines if rank == n) for n in range(3)]
+    outcome, texts = _launch(way)
 
     assert outcome.reason == "failed", texts
     assert outcome.joined == 3
@@ -103,23 +106,19 @@ def test_launch_ends_all_and_names_the_first(way):
 
 @pytest.mark.parametrize("way", ["works alone", "waits for its thread"])
 def test_launch_waits_for_a_rank_that_goes_on(way):
-    lines: list[tuple[int, str, str]] = []
-    outcome = launch.run(
-        [sys.executable, str(_FOLDER / "failing_program.py"), way],
-        3,
-        lambda *line: lines.append(line),
-        cpu_devices=1,
-        timeout=_LIMIT,
-        environment=_environment(),
-    )
-
-    assert outcome.codes == (0, 0, 0), lines
+    outcome, texts = _launch(way)
+    assert outcome.codes == (0, 0, 0), texts
 
 
 def test_an_outcome_names_the_rank_that_had_finished_when_jax_ends_the_job():
     outcome = launch.JobOutcome("failed", (-6, -6), 0, (), 2, (1,), 20.0)
 
     assert "only in rank 1 the program had ended before" in "\n".join(outcome.describe())
+
+
+def _run(program: str) -> subprocess.CompletedProcess:
+    command, options = [sys.executable, "-c", program], {"timeout": _LIMIT, "check": False}
+    return subprocess.run(command, env=_environment(), capture_output=True, text=True, **options)
 
 
 _EXITS = {  # code after `initialize`, and the exit code that is expected
@@ -137,7 +136,7 @@ _EXITS = {  # code after `initialize`, and the exit code that is expected
 @pytest.mark.parametrize("case", _EXITS)
 def test_the_exit_code_of_a_process(case):
     line, code = _EXITS[case]
-    program = f"""\
+    done = _run(f"""\
 import contextlib, sys
 from jax_dist._multihost import initialization
 def pytest_like():
@@ -147,15 +146,7 @@ def pytest_like():
         pass
 initialization._install_hooks(7, 8)
 {line}
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT,
-        check=False,
-    )
+""")
 
     assert done.returncode == code, done.stderr
     assert ("rank 7 ends after" in done.stderr) is (code != 0)
@@ -173,22 +164,14 @@ _WATCHED = {  # the body, and whether the watchdog ends the process
 @pytest.mark.parametrize("case", _WATCHED)
 def test_a_watchdog_ends_a_slow_step(case):
     body, ends = _WATCHED[case]
-    program = f"""\
+    done = _run(f"""\
 import ctypes, time
 from jax_dist import multihost
 with multihost.watchdog(2.0) as dog:
   {body}
 time.sleep(0.1)
 print("done")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT,
-        check=False,
-    )
+""")
 
     assert (done.returncode, done.stdout) == ((1, "") if ends else (0, "done\n")), done.stderr
     assert ('File "<string>", line 4 in <module>' in done.stderr) is ends
@@ -196,22 +179,16 @@ print("done")
 
 @pytest.mark.parametrize("seconds", [0.0, float("inf"), float("nan")])
 def test_seconds_of_a_watchdog_are_positive_and_finite(seconds):
-    from jax_dist import multihost
-
     with pytest.raises(ValueError, match="must be positive and finite"):
         multihost.watchdog(seconds)
 
 
 def test_steps_of_a_watchdog_need_its_block():
-    from jax_dist import multihost
-
     with pytest.raises(RuntimeError, match="needs its block: `with watchdog"):
         next(multihost.watchdog(60.0).steps([1]))
 
 
 def test_a_process_has_one_watchdog():
-    from jax_dist import multihost
-
     with multihost.watchdog(1000.0), pytest.raises(RuntimeError, match="Another watchdog"):
         multihost.watchdog(1000.0).__enter__()
     with multihost.watchdog(1000.0):

@@ -105,33 +105,26 @@ def test_what_arguments_leave_open_comes_from_variables(calls, monkeypatch):
     assert calls[0][0] == ("a:1", 4, 3, [4, 5])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"num_processes": 1}], ids=["no job", "one process"])
-def test_without_a_job_nothing_is_joined(calls, arguments):
-    multihost.initialize(**arguments)
-
-    assert calls == []
-
-
-def test_a_cluster_of_one_process_is_not_joined(calls, monkeypatch):
+def test_without_a_job_nothing_is_joined(calls, monkeypatch):
+    multihost.initialize()
+    multihost.initialize(num_processes=1)
     monkeypatch.setattr(_compat, "detect_cluster", lambda *_: ("a:1", 1, 0, None))
     multihost.initialize()
 
     assert calls == []
 
 
-def test_a_place_known_in_part_is_an_error(calls):
-    with pytest.raises(ValueError, match="cannot tell num_processes of this process. Pass all of"):
-        multihost.initialize("a:1", process_id=0)
-
-
-def test_a_job_without_the_address_of_rank_0_is_an_error(calls, monkeypatch):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-    monkeypatch.setenv("JAX_PROCESS_ID", "1")
-
-    with pytest.raises(ValueError, match="cannot tell coordinator_address of this process"):
-        multihost.initialize()
-    with pytest.raises(ValueError, match="coordinator_address='10.0.0.1' has no port"):
-        multihost.initialize("10.0.0.1")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("a:1", None, 0), "cannot tell num_processes of this process. Pass all of"),
+        ((None, 2, 1), "cannot tell coordinator_address of this process"),
+        (("10.0.0.1", 2, 1), "coordinator_address='10.0.0.1' has no port"),
+    ],
+)
+def test_a_place_known_in_part_is_an_error(calls, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        multihost.initialize(*arguments)
 
 
 def test_a_second_call_may_repeat_the_first_one(calls, monkeypatch):
