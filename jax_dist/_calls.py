@@ -49,8 +49,8 @@ class ArgumentInfo(NamedTuple):
     is_host: bool  # a NumPy array or a Python value
 
 
-class Call(NamedTuple):
-    """A call of a function of the user, or of an operation of JAX."""
+class CompiledCall(NamedTuple):
+    """A call that JAX compiles: of a function of the user, or of an operation of JAX."""
 
     name: str
     line: str  # of the call, as "train.py:40"
@@ -59,7 +59,7 @@ class Call(NamedTuple):
     fun: Callable[[], Any] = lambda: None  # a weak reference to the function
 
 
-def call_on_stack(name: str) -> Call:
+def call_on_stack(name: str) -> CompiledCall:
     """Return the call of the user's code that JAX, in this thread, is about to compile.
 
     The first frame below the user's code has its arguments, and that or a later one the function.
@@ -81,11 +81,13 @@ def call_on_stack(name: str) -> Call:
         leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
         arguments = {path: _describe(leaf) for path, leaf in leaves.items()}
         if fun is None:
-            return Call(name, user_line(), arguments)
+            return CompiledCall(name, user_line(), arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
-        return Call(name, user_line(), arguments, definition(fun) or str(name), weakref.ref(fun))
+        return CompiledCall(
+            name, user_line(), arguments, definition(fun) or str(name), weakref.ref(fun)
+        )
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
-        return Call(name, user_line(), {})
+        return CompiledCall(name, user_line(), {})
 
 
 def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:

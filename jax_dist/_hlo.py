@@ -67,7 +67,7 @@ class ProgramCost:
         """Return the cost of a lowered program; it is compiled unless `compiled` is given."""
         if compiled is None:
             compiled = lowered.compile()
-        module = Module.parse(compiled.as_text() or "")
+        module = HloModule.parse(compiled.as_text() or "")
         stablehlo = lowered.as_text()
         meshes = []  # from lines such as: sdy.mesh @mesh = <["i"=4, "j"=2]>
         for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo):
@@ -109,7 +109,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Module:
+class HloModule:
     """The parsed HLO text of a compiled program."""
 
     entry: str  # the name of the computation where it starts
@@ -117,7 +117,7 @@ class Module:
     devices: int
 
     @classmethod
-    def parse(cls, text: str) -> "Module":
+    def parse(cls, text: str) -> "HloModule":
         """Parse the HLO text of a compiled program; raise ValueError if the text is not one."""
         computations: dict[str, list[Instruction]] = {}
         entry = ""

@@ -21,7 +21,7 @@ import numpy as np
 
 from jax_dist._calls import (
     ArgumentInfo,
-    Call,
+    CompiledCall,
     call_on_stack,
     check_ends_in_one_call,
     leaves_by_path,
@@ -55,7 +55,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.blocks: list[_Block] = []  # outermost first
         self.stops_compilations = False
-        self.call: Call | None = None  # the last call that JAX lowered
+        self.call: CompiledCall | None = None  # the last call that JAX lowered
 
 
 _thread = _Thread()
@@ -210,7 +210,7 @@ def _set_compilations(*, stop: bool) -> Iterator[None]:
 
 
 # Calls that compiled a program, the last few of each function, by its source ("train.py:12").
-_compiled_calls: dict[str, deque[Call]] = {}
+_compiled_calls: dict[str, deque[CompiledCall]] = {}
 
 
 def _on_event(event: str, value: float, **details: Any) -> None:
@@ -235,7 +235,7 @@ def _forget_warnings() -> None:
         pass
 
 
-def _make_recompile_error(call: Call) -> RecompileError:
+def _make_recompile_error(call: CompiledCall) -> RecompileError:
     lines, remedy = _explain_compilation(call)
     text = "".join(f"\n  {line}" for line in lines[:_SHOWN])
     return RecompileError(
@@ -244,7 +244,7 @@ def _make_recompile_error(call: Call) -> RecompileError:
     )
 
 
-def _explain_compilation(call: Call) -> tuple[list[str], str]:
+def _explain_compilation(call: CompiledCall) -> tuple[list[str], str]:
     """Return how a compiled call differs from the most similar one before it, and the remedy."""
     same_source = _compiled_calls.get(call.source, ())
     earlier = [old for old in reversed(same_source) if old.fun() is call.fun()]  # latest first

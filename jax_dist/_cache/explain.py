@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jax_dist import _codes
-from jax_dist._cache.record import Line, Program
+from jax_dist._cache.record import Line, ProgramRecord
 from jax_dist.errors import display_path
 
 _TEXTS = {
@@ -63,14 +63,14 @@ class Cause:
         return "\n".join((f"{head}: {_TEXTS[self.name]}", *details))
 
 
-def get_argument_types(program: Program) -> tuple[str, ...]:
+def get_argument_types(program: ProgramRecord) -> tuple[str, ...]:
     """Return the argument types of a program, such as `("tensor<4x8xf32>", "tensor<i32>")`."""
     main = next((line.code for line in program.lines if " @main(" in line.code), "")
     arguments, _, _results = main.partition(" -> ")
     return tuple(_ARGUMENT.findall(arguments))
 
 
-def explain(before: Program, after: Program) -> tuple[Cause, ...]:
+def explain(before: ProgramRecord, after: ProgramRecord) -> tuple[Cause, ...]:
     """Return why a program has different cache keys in two runs."""
     details = collections.defaultdict[str, list[str]](list)  # by cause
     for setting, old in before.settings.items():

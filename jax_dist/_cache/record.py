@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class ProgramRecord:
     """A program that a process looked up in the compilation cache."""
 
     name: str  # such as "jit_step"
@@ -82,7 +82,7 @@ def initialize() -> None:
             "cache directory": [user_cache],
         }
         name = module.operation.attributes["sym_name"].value
-        program = Program(name, key, jax.process_index(), settings, describe(module))
+        program = ProgramRecord(name, key, jax.process_index(), settings, describe(module))
         # Sorted by name, the files of a run are in the order of its compilations.
         file = f"{start_time:020}-{os.getpid()}-{next(numbers):06}.pickle"
         with contextlib.suppress(OSError):  # a full disk must not end the program

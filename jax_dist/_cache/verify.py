@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from jax_dist._cache import record
 from jax_dist._cache.explain import Cause, explain, get_argument_types
-from jax_dist._cache.record import Program
+from jax_dist._cache.record import ProgramRecord
 from jax_dist.launch import run_to_end
 
 HIT, UNWRITTEN = "stable, written, hit", "stable, never written"
@@ -21,7 +21,7 @@ _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
 
 
 # What a program may have in common with itself in another run, the strictest first.
-_IDENTITIES: tuple[Callable[[Program], Hashable], ...] = (
+_IDENTITIES: tuple[Callable[[ProgramRecord], Hashable], ...] = (
     lambda program: program.key,
     # The name may have an address, as "step_0x7f31" has.
     lambda program: (_MADE_UP.sub("#", program.name), get_argument_types(program)),
@@ -71,7 +71,7 @@ def verify(
     inherited_paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     search_path = os.pathsep.join([_write_plugin(directory), *inherited_paths])
     environment = os.environ | {"PYTHONPATH": search_path, record.CACHE: str(cache)}
-    runs: list[list[Program]] = []
+    runs: list[list[ProgramRecord]] = []
     code, output = None, directory / "output"
     for number in range(2):
         records = directory / f"records-{number}"
@@ -97,19 +97,21 @@ def _write_plugin(directory: pathlib.Path) -> str:
     return str(plugins.parent)
 
 
-def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[Program]:
+def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[ProgramRecord]:
     """Return the programs that a run recorded, in the order of their compilation."""
     programs = [pickle.loads(path.read_bytes()) for path in sorted(records.glob("*.pickle"))]
     is_written = lambda program: (cache / f"{program.key}-cache").is_file()
     return [dataclasses.replace(p, is_written=is_written(p)) for p in programs]
 
 
-def judge(first_run: Sequence[Program], second_run: Sequence[Program]) -> tuple[Verdict, ...]:
+def judge(
+    first_run: Sequence[ProgramRecord], second_run: Sequence[ProgramRecord]
+) -> tuple[Verdict, ...]:
     """Return the verdict on each program of two runs, the first of which had an empty cache.
 
     Programs are matched by process and `_IDENTITIES`, the strictest first.
     """
-    counterparts: dict[int, Program] = {}  # of the second run, by index in the first run
+    counterparts: dict[int, ProgramRecord] = {}  # of the second run, by index in the first run
     unmatched = list(second_run)
     for identify in _IDENTITIES:
         for index, program in enumerate(first_run):
@@ -125,7 +127,7 @@ def judge(first_run: Sequence[Program], second_run: Sequence[Program]) -> tuple[
     return tuple(dataclasses.replace(verdict, programs=n) for verdict, n in counts.items())
 
 
-def _judge_pair(program: Program, counterpart: Program | None) -> Verdict:
+def _judge_pair(program: ProgramRecord, counterpart: ProgramRecord | None) -> Verdict:
     """Return the verdict on a program, by the same program of the other run, if there is one."""
     if counterpart is None:
         return Verdict(program.name, PARTIAL, (Cause("not-in-every-run"),))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jax_dist._cache.explain import Cause
-from jax_dist._cache.record import Program
+from jax_dist._cache.record import ProgramRecord
 from jax_dist._cache.verify import judge
 from jax_dist._compat import CACHES_HOST_CALLBACKS
 
@@ -153,7 +153,7 @@ def test_a_command_that_cannot_be_started():
 
 
 def test_a_program_that_only_another_rank_compiled_is_never_written():
-    program = Program("jit_f", "a", process=1, settings={"cache directory": [""]}, lines=[])
+    program = ProgramRecord("jit_f", "a", process=1, settings={"cache directory": [""]}, lines=[])
     (verdict,) = judge([program], [program])
 
     assert (verdict.verdict, verdict.causes) == (UNWRITTEN, (Cause("rank"),))

@@ -125,7 +125,7 @@ source_target_pairs={{0,6},{6,0}}
 
 
 def test_collectives_in_halves_or_in_several_fusions_are_counted_once():
-    assert _hlo.Module.parse(_PARTS).collectives([_mesh().shape]) == (
+    assert _hlo.HloModule.parse(_PARTS).collectives([_mesh().shape]) == (
         Collective("all-reduce", ("j",), 2, 1, 38, 38.0),
         Collective("all-gather", ("i",), 4, 1, 128, 96.0),
         Collective("all-gather", ("j",), 2, 1, 76, 38.0),
@@ -144,7 +144,7 @@ def test_collectives_in_halves_or_in_several_fusions_are_counted_once():
 )
 def test_a_text_that_cannot_be_read(text, line):
     with pytest.raises(ValueError, match=line):
-        _hlo.Module.parse(text).collectives()
+        _hlo.HloModule.parse(text).collectives()
 
 
 # The forms in which compiled programs name groups of devices.
