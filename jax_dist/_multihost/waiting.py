@@ -71,7 +71,7 @@ def _end_if_all_wait(rank: int, ranks: int) -> None:
         return
     launch.note("failed", rank)
     stack = "".join(traceback.format_stack(sys._current_frames()[_MAIN.ident or 0]))
-    ranks = ", ".join(map(str, finished))
-    text = f"rank {rank} waits in vain: the program of rank {ranks} has ended. It waits here:\n"
+    others = ", ".join(map(str, finished))
+    text = f"rank {rank} waits in vain: the program of rank {others} has ended. It waits here:\n"
     os.write(2, f"{text}{stack}".encode(errors="replace"))
     os._exit(1)

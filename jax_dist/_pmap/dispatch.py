@@ -318,12 +318,15 @@ class Dispatcher:
         return Call.bind(self.options, self._fun(), args, kwargs)
 
     def _place(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
-        """Place the leaves on the mesh; return them, and whether one was committed elsewhere."""
+        """Place the leaves on the mesh; return them, and whether one was committed elsewhere.
+
+        Leaves that are no arrays or numbers are left to jit, which may raise.
+        """
         leaves, misplaced = [], False
-        for leaf, axis, owner in zip(call.leaves, call.axes, call.owners, strict=True):
+        for leaf, axis, argument in zip(call.leaves, call.axes, call.owners, strict=True):
             if placement.can_be_put(leaf):
                 target = layout.sharding(axis, jnp.ndim(leaf))
-                donated = self.options.is_donated(owner)
+                donated = self.options.is_donated(argument)
                 leaf, elsewhere = self._placed.put(leaf, target, donated=donated)
                 misplaced = misplaced or elsewhere
             leaves.append(leaf)

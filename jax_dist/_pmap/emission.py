@@ -105,28 +105,28 @@ class TracedBody:
         return [next(iterators[_group_index(axis)]) for axis in self.out_axes]
 
     def inside_region(self, axis: InnerAxis) -> list[Any]:
-        """Trace it over a free mesh axis of the outer pmap's mesh; return the leaves of its output.
+        """Map a pmap inside of another one, over a free axis of its mesh; return the output leaves.
 
-        A nested shard_map cannot close over tracers of the outer body, so it gets them as operands.
+        The body may use tracers of the outer body, which a nested shard_map cannot close over. A
+        first trace finds them; the jaxpr is then mapped with them as its first operands. Without
+        any, the function itself is mapped: a jaxpr may hold kernels that cannot be moved.
         """
         run = lambda *slices: self.run(slices)
         axis_env: Any = [tuple(axis)]
         jaxpr = jax.make_jaxpr(run, axis_env=axis_env)(*self.call.slices())
-        consts = list(interpreter.constants(jaxpr))
-        tracer_indices = [i for i, const in enumerate(consts) if isinstance(const, Tracer)]
-        if not tracer_indices:  # trace anew: the kernel of a pallas_call in a jaxpr cannot be moved
+        consts = interpreter.constants(jaxpr)
+        outer_tracers = {i: const for i, const in enumerate(consts) if isinstance(const, Tracer)}
+        if not outer_tracers:
             return self.ungroup(self.map_over_devices(self.call.leaves, axis.name))
-        count = len(tracer_indices)
 
         def evaluate(operands: Sequence[Any]) -> list[Any]:
-            """Evaluate the jaxpr, with the first operands in place of the tracers."""
-            for index, operand in zip(tracer_indices, operands[:count], strict=True):
-                consts[index] = operand
-            closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), consts)
-            return rebind.evaluate(closed, operands[count:])
+            inner_tracers = dict(zip(outer_tracers, operands, strict=False))
+            inner_consts = [inner_tracers.get(i, const) for i, const in enumerate(consts)]
+            closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), inner_consts)
+            return rebind.evaluate(closed, operands[len(outer_tracers) :])
 
-        leaves = [*[consts[index] for index in tracer_indices], *self.call.leaves]
-        return self.ungroup(self.map_over_devices(leaves, axis.name, run=evaluate))
+        operands = [*outer_tracers.values(), *self.call.leaves]
+        return self.ungroup(self.map_over_devices(operands, axis.name, run=evaluate))
 
     def trace_as_vmap(self, name: Any) -> list[Any]:
         """Trace it as a vmap with axis name `name`; return the leaves of its output, stacked."""
@@ -208,7 +208,11 @@ def _is_bound(name: str) -> bool:
 
 
 def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
-    """Trace a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
+    """Trace a body on its mesh, also if the user has set another mesh of the same devices.
+
+    XLA then moves arguments from the user's mesh to ours, and results back. Several axes of ours (a
+    pmap with pmaps inside) may not fit the axes of the user's: then both are replicated.
+    """
     user_mesh, mesh = meshes.mesh_of_user(), layout.mesh
     if user_mesh is None:
         return body.ungroup(body.map_over_devices(leaves, layout.name, mesh))
@@ -219,22 +223,21 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> li
             "traces."
         )
 
-    # With several axes of ours, the user's mesh may have none that fits: replicate on it.
-    is_nested = len(mesh.axis_names) > 1
+    has_inner_axes = len(mesh.axis_names) > 1
 
     def run(*leaves: Any) -> list[list[Any]]:
-        if is_nested:
+        if has_inner_axes:
             leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves)
         with meshes.context_of(mesh):
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    if meshes.is_explicit(user_mesh):
+    if meshes.is_explicit(user_mesh):  # shardings are part of types, and no constraints are allowed
         specs = body.out_specs(meshes.all_axes(user_mesh))
         groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
         return body.ungroup(groups)
     outs = body.ungroup(run(*leaves))
-    return [lax.with_sharding_constraint(x, P()) for x in outs] if is_nested else outs
+    return [lax.with_sharding_constraint(x, P()) for x in outs] if has_inner_axes else outs
 
 
 def _convert_over_processes(

@@ -91,7 +91,10 @@ class _LocalView:
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
 
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Convert as `to_global` does, and remember how if the leaf is already on the devices."""
+        """Return the global array of which a leaf is the part of this process.
+
+        If the leaf is on the devices already, nothing is copied, and how is remembered.
+        """
         if is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
@@ -114,7 +117,10 @@ class _LocalView:
         return _compat.rewrap(jax.device_put(leaf, local), aval, target)
 
     def _convert_to_local(self, array: Any) -> Any:
-        """Convert as `to_local` does, and remember how."""
+        """Return the part of a global array that this process has, without a copy.
+
+        How is remembered by the type of the array, for the next results of the same program.
+        """
         if is_key(array):
             return with_data(array, self._convert_to_local)
         if array.is_fully_addressable:

@@ -49,8 +49,8 @@ class AxisAnalysis:
         """
         ins = list(ins)
         while True:
-            results = self._invariance.outputs(body, self._same(ins), self._scope)
-            newly_varying = [n for n, out in pairs if ins[n] and self.name not in results[out]]
+            uniform_axes = self._invariance.outputs(body, self._same(ins), self._scope)
+            newly_varying = [n for n, out in pairs if ins[n] and self.name not in uniform_axes[out]]
             if not newly_varying:
                 return ins
             for number in newly_varying:  # varying at the next call, where more may then vary

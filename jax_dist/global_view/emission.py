@@ -120,19 +120,19 @@ class Emitter:
     # --- loops and branches
 
     def _run_entered(self, facts: ValueFacts, step: EnteredEquation, values: Values) -> Values:
-        """Run a loop or branch on global arrays; of its operands, a varying one is `[N, *s]`."""
+        """Run a loop or branch whose bodies have plans; what varies in `values` is `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
         # A constant of the loop that no iteration wants sharded is gathered once, before it.
         constants = interpreter.loop_counts(eqn)[0] if record_of(eqn).kind == "loop" else 0
         for number in range(constants):
-            if step.ins[number] and step.in_specs[number] is None:
+            if step.uniform_ins[number] and step.in_specs[number] is None:
                 values[number] = self.gather(values[number], facts.spec_of(eqn.invars[number]))
         with interpreter.use_location(eqn, anew=True):
             if name == "scan":
                 return self._run_scan(step, values)
             if name == "while":
                 return self._run_while(step, values)
-            index, *operands = values
+            index, *operands = values  # of a cond
             branches = [functools.partial(self._run_body, step, plan) for plan in step.plans]
             return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
 
@@ -140,13 +140,13 @@ class Emitter:
         """Run a scan; what varies over iterations is `[N, T, *s]`, for `lax.scan` `[T, N, *s]`."""
         (plan,), (constants, carried) = step.plans, interpreter.loop_counts(step.eqn)
         first_x = constants + carried
-        values = self._stack_all(values, step.ins, plan.ins)
+        values = self._stack_all(values, step.uniform_ins, plan.uniform_ins)
         carry = self._constrain_all(values[constants:first_x], step.out_specs[:carried])
-        pairs = zip(values[first_x:], plan.ins[first_x:], strict=True)
+        pairs = zip(values[first_x:], plan.uniform_ins[first_x:], strict=True)
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
         run_iteration = lambda args: self._run_body(step, plan, *args)
         outs = _scan_with(step.eqn, [*values[:constants], *carry, *xs], run_iteration)
-        pairs = zip(outs[carried:], step.outs[carried:], strict=True)
+        pairs = zip(outs[carried:], step.uniform_outs[carried:], strict=True)
         ys = [y if is_uniform else jnp.moveaxis(y, 0, 1) for y, is_uniform in pairs]
         return [*outs[:carried], *ys]
 
@@ -156,7 +156,9 @@ class Emitter:
         condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
         for_condition = step.eqn.params["cond_nconsts"]
         first_carry = for_condition + step.eqn.params["body_nconsts"]
-        values = self._stack_all(values, step.ins, [*condition.ins[:for_condition], *body.ins])
+        values = self._stack_all(
+            values, step.uniform_ins, [*condition.uniform_ins[:for_condition], *body.uniform_ins]
+        )
         body_constants = values[for_condition:first_carry]
         return lax.while_loop(
             lambda carry: self.run(condition, [*values[:for_condition], *carry])[0],
@@ -168,7 +170,7 @@ class Emitter:
         """Run a body; stack a result `(4,)` as `(8, 4)` that varies in another branch or round."""
         specs = map(plan.facts.spec_of, plan.body.outvars)
         outs = self._constrain_all(self.run(plan, args), specs)
-        return self._stack_all(outs, plan.outs, step.outs)
+        return self._stack_all(outs, plan.uniform_outs, step.uniform_outs)
 
     def _constrain_all(self, values: Values, specs: Iterable[P | None]) -> Values:
         return [self.constrain(x, spec) for x, spec in zip(values, specs, strict=True)]
@@ -187,12 +189,13 @@ class _RegionBody:
     region: Region
 
     def run(self, args: Values) -> Values:
-        """Return the results on this device, `[*s]`, or a shard of those in `region.scatters`."""
+        """Return the results on this device: `[*s]`, or a shard of those in `region.scatters`."""
+        # What evaluates some equations in another way than their primitive.
         handlers = self._gather_handlers(self.region.body, self.region.shards)
         for eqn in self.region.body.eqns:
             if not self.region.scatters.keys().isdisjoint(eqn.outvars):
-                handlers[id(eqn)] = self._run_psum
-        for iteration_sum in self.region.iteration_sums.values():
+                handlers[id(eqn)] = self._run_psum  # a psum_scatter
+        for iteration_sum in self.region.iteration_sums.values():  # computed within the scan
             handlers.update((id(eqn), _forward) for eqn in iteration_sum.between)
         return self._evaluate(self.region.body, args, handlers)
 

@@ -8,7 +8,6 @@ which devices may take different paths.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -94,18 +93,16 @@ class MeshAxes:
         """Sum over the mapped axis; with `shard`, `(8, 4)` on 4 devices becomes `(2, 4)`."""
         widened, axes = self._widen(value), self.mapped
         if shard is not None:
-            scattered_axes = names_of(shard.spec[shard.dim])
-            scatter = functools.partial(
-                lax.psum_scatter, axis_name=scattered_axes, scatter_dimension=shard.dim, tiled=True
-            )
+            dim, names = shard.dim, names_of(shard.spec[shard.dim])
+            scatter = lambda x: lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
             widened = self._send(scatter, widened, shard.spec)
-            axes = tuple(name for name in axes if name not in scattered_axes)  # as replicas in HSDP
+            axes = tuple(name for name in axes if name not in names)  # as replicas in HSDP
         return (lax.psum(widened, axes) if axes else widened).astype(value.dtype)
 
     def gather(self, value: Any, shard: Shard) -> Any:
         """Return the whole value of a shard: `(2, 4)` on 4 devices becomes `(8, 4)`, for dim 0."""
         names = names_of(shard.spec[shard.dim])
-        gather = functools.partial(lax.all_gather, axis_name=names, axis=shard.dim, tiled=True)
+        gather = lambda x: lax.all_gather(x, names, axis=shard.dim, tiled=True)
         return self._send(gather, value, shard.spec)
 
     def _send(self, collective: Callable[[Any], Any], value: Any, spec: P) -> Any:
@@ -116,8 +113,7 @@ class MeshAxes:
         return jax.shard_map(collective, **specs, axis_names={*self.model}, check_vma=False)(value)
 
     def _widen(self, value: Any) -> Any:
-        """Return the operand of a sum, in float32 where XLA cannot sum bfloat16."""
-        # XLA for CPU aborts at a sum of bfloat16 where model axes are not manual.
+        """Return the operand of a reduction, as float32 where XLA for CPU aborts at bfloat16."""
         widens = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
         return value.astype(jnp.float32) if widens else value
 
@@ -134,7 +130,7 @@ class MeshAxes:
         return interpreter.replay if record.tied else None
 
     def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run a collective over the mesh axes of the mapped axis, as `("replica", "shard")`."""
+        """Run a collective over the mesh axes that the mapped one is, as "replica" and "shard"."""
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)

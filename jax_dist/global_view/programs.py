@@ -87,7 +87,7 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        """The emitter of the plan; XLA may shard regions over model axes if the state uses them."""
+        """What runs the plan; XLA shards regions over the model axes that the state uses."""
         axes, reorders = self.setting.axes, self.setting.reorders
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
         axes_of_state = frozenset().union(*map(cut_along, specs))
@@ -107,6 +107,7 @@ class StepProgram:
 
         step.__name__ = step.__qualname__ = options.fun_name
         static = options.static
+        # Numbered without the static arguments.
         donated = [n - sum(m < n for m in static) for n in options.donated if n not in static]
         in_shardings = [sharding for _, sharding in self.in_layouts]
         out_shardings = [sharding for _, sharding in self.out_layouts]
@@ -132,8 +133,7 @@ class StepProgram:
     def place(self, call: Call) -> list[Any]:
         """Return the leaves of a call with the shardings of the program.
 
-        ArgumentError is raised if a leaf of the state is sharded otherwise, or an argument is of
-        this process alone.
+        Raises ArgumentError if the state is sharded otherwise, or a value is of this process alone.
         """
         placed = []
         for number, value in enumerate(call.leaves):
@@ -160,7 +160,7 @@ class StepProgram:
         for number, (axis, _) in enumerate(self.out_layouts):
             if axis is None:
                 continue
-            if self.plan.outs[number]:  # uniform, and asked for as `[N, *s]`
+            if self.plan.uniform_outs[number]:  # uniform, and asked for as `[N, *s]`
                 results[number] = self.emitter.stack(results[number])
             results[number] = jnp.moveaxis(results[number], 0, axis)
         return results
@@ -170,7 +170,7 @@ class Signatures:
     """The programs of one view, by the types of their arguments."""
 
     def __init__(self, fun: Callable, setting: Setting):
-        self._fun, self._setting = fun, setting
+        self._fun, self._setting, self._size = fun, setting, setting.axes.size
         self._called: dict[Any, StepProgram] = {}  # by the types of calls: state in either form
         self._programs: dict[Any, StepProgram] = {}  # by the same types, but all state `[N, *s]`
         # By path, the leaves that vary in one of the programs: then they do in all of them.
@@ -178,10 +178,6 @@ class Signatures:
         # The last one, by the position and the structure of the argument.
         self._known: dict[tuple[int, Any], StateType] = {}
         self.last: StepProgram | None = None
-
-    @property
-    def _size(self) -> int:
-        return self._setting.axes.size
 
     def program_for(self, call: Call) -> StepProgram:
         """Return the program for a call; state leaves are `[*s]`, or `[N, *s]` where they vary."""
@@ -195,23 +191,12 @@ class Signatures:
         """Return the program for a call of these types; build it if new, or more leaves vary."""
         args, _ = call.rebuild(call.leaves)
         state = [self._type_of_state(number, args[number]) for number in self._setting.state]
-        leaf_axes = list(call.axes)
-        for state_type in state:  # all as `[N, *s]`: a leaf that comes as `[*s]` changes nothing
-            numbers = leaf_numbers(call, state_type.argument)
-            for number, leaf in zip(numbers, state_type.leaves, strict=True):
-                types[number] = jax.ShapeDtypeStruct((self._size, *leaf.shape), leaf.dtype)
-                leaf_axes[number] = 0
-        key = _key_of(call, types)
+        stacked_call = self._stack_state(call, types, state)
+        key = _key_of(call, stacked_call.leaves)
         program = self._programs.get(key)
         leaves = program.traced.state_leaves if program else ()
+        # A program that took a leaf to be uniform is of no use once the leaf varies in another.
         if program is None or any(leaf.uniform and leaf.path in self._varying for leaf in leaves):
-            stacked_call = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-            if stacked_call.size != self._size:
-                raise MappedAxisError(
-                    f"'{call.fun_name}' is mapped over {self._size} devices, but its arguments "
-                    f"have {stacked_call.size} slices. Give [N, b, ...] for N devices, as "
-                    "place_batch makes it of rows."
-                )
             with meshes.outside_of_meshes():
                 program = StepProgram.build(self._setting, stacked_call, state, self._varying)
             self._programs[key] = program
@@ -221,6 +206,23 @@ class Signatures:
             if leaf is not None:
                 self._check_form(leaf, jnp.shape(value), is_explicit=is_explicit[leaf.argument])
         return program
+
+    def _stack_state(self, call: Call, types: list[Any], state: Sequence[StateType]) -> Call:
+        """Return a call of types in which every leaf of the state is `[N, *s]`."""
+        types, leaf_axes = list(types), list(call.axes)
+        for state_type in state:
+            numbers = leaf_numbers(call, state_type.argument)
+            for number, leaf in zip(numbers, state_type.leaves, strict=True):
+                types[number] = jax.ShapeDtypeStruct((self._size, *leaf.shape), leaf.dtype)
+                leaf_axes[number] = 0
+        stacked_call = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
+        if stacked_call.size != self._size:
+            raise MappedAxisError(
+                f"'{call.fun_name}' is mapped over {self._size} devices, but its arguments have "
+                f"{stacked_call.size} slices. Give [N, b, ...] for N devices, as place_batch makes "
+                "it of rows."
+            )
+        return stacked_call
 
     def _add_varying(self, origins: Varying) -> None:
         """Record where leaves begin to vary; they do in all programs from now on."""
@@ -278,9 +280,7 @@ class Signatures:
     def known_program(self, what: str) -> StepProgram:
         """Return the last program, for its report."""
         if self.last is None:
-            raise ArgumentError(
-                f"'{what}' of a global view needs a call first, or place(state, *other arguments)."
-            )
+            raise ArgumentError(f"Call the view before its {what}, or place(state, *arguments).")
         return self.last
 
     def types(self) -> Any:
@@ -296,8 +296,7 @@ class Signatures:
         """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
         # On 8 devices, (8, 2) may be a value (2,) for each, or one value for all.
         is_single = shape == leaf.type.shape
-        looks_stacked = is_single and shape[:1] == (self._size,)
-        if not leaf.uniform and looks_stacked and not is_explicit:
+        if not (leaf.uniform or is_explicit) and is_single and shape[:1] == (self._size,):
             raise ArgumentError(
                 f"{leaf.path} of shape {shape} begins to vary at {leaf.origin}: it may have one "
                 f"value for each of {self._size} devices, or one for all. Say which, by "

@@ -51,8 +51,8 @@ class EnteredEquation:
 
     eqn: JaxprEqn
     plans: "list[BodyPlan]"
-    ins: list[bool]  # whether each operand is uniform
-    outs: list[bool]  # whether each result is
+    uniform_ins: list[bool]  # whether each operand is uniform
+    uniform_outs: list[bool]  # whether each result is
     in_specs: list[P | None]  # how each operand is wanted sharded in the bodies
     out_specs: list[P | None]  # how each result is wanted sharded
 
@@ -62,7 +62,7 @@ class BodyPlan:
     """A body as equations on global arrays, and regions between."""
 
     closed: ClosedJaxpr
-    ins: list[bool]  # whether each input is uniform
+    uniform_ins: list[bool]  # whether each input is uniform
     facts: ValueFacts
     steps: list[JaxprEqn | EnteredEquation | Region]
 
@@ -71,7 +71,7 @@ class BodyPlan:
         return self.closed.jaxpr
 
     @property
-    def outs(self) -> list[bool]:
+    def uniform_outs(self) -> list[bool]:
         return [self.facts.is_uniform(atom) for atom in self.body.outvars]
 
     def regions(self) -> Iterator[Region]:
@@ -171,19 +171,21 @@ class Planner:
         return EnteredEquation(eqn, plans, ins, outs, in_specs, out_specs)
 
     def _region(self, body: Jaxpr, facts: ValueFacts, region_reads: set[Var]) -> Region:
-        """Return the region that runs `body`; `region_reads` is what any region reads."""
-        # psums over the mapped axis become psum_scatters where only shards of them are read.
+        """Return the region that evaluates `body` on each device, in one `shard_map`.
+
+        A psum becomes a psum_scatter if its result is wanted sharded and no region reads it whole:
+        `region_reads` are the values that any region reads.
+        """
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, body.eqns)) if self.setting.reorders else []
-        # A sum that a region reads is needed whole there, so it is not scattered.
         sums = [var for eqn in psums for var in eqn.outvars if var not in region_reads]
         scatters = self._shards(sums, facts)
         # Each device adds to all shards of a scattered sum, so its operands come in whole.
         whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
-        gathered = [var for var in body.invars if self.setting.regathers and var not in whole]
-        iteration_sums = dict(_scan_sums(body, scatters))
-        return Region(body, scatters, iteration_sums, self._shards(gathered, facts))
+        may_be_shards = [var for var in body.invars if self.setting.regathers and var not in whole]
+        shards = self._shards(may_be_shards, facts)
+        return Region(body, scatters, dict(_scan_sums(body, scatters)), shards)
 
     def _shards(self, candidates: Iterable[Var], facts: ValueFacts) -> dict[Var, Shard]:
         """Return the shards of the values that are wanted sharded over the mapped axis alone."""

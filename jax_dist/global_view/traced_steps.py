@@ -155,13 +155,16 @@ def _check_results(
 def _leaves_of_state(
     setting: Setting, call: Call, state: Sequence[StateType], origins: Varying
 ) -> dict[int, Leaf]:
-    """Return the state's leaves by argument leaf; raise or warn of any that cannot be sharded."""
+    """Return the leaves of the state, by number among all leaves of the call.
+
+    One that varies (see `origins`) cannot be sharded: an error, or a warning if others can.
+    """
     leaves: dict[int, Leaf] = {}
     for kind in state:
         numbers = leaf_numbers(call, kind.argument)
         leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
-    is_mapped = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
-    unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_mapped(leaf)]
+    is_to_shard = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
+    unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_to_shard(leaf)]
     if not unsharded:
         return leaves
     lines = "; ".join(
@@ -177,7 +180,7 @@ def _leaves_of_state(
     is_any_sharded = any(leaf.uniform and leaf.is_sharded for leaf in leaves.values())
     if callable(setting.shardings) or not is_any_sharded:
         raise ArgumentError(text)
-    warn_user(text, UserWarning)  # "fsdp" shards the others
+    warn_user(text, UserWarning)
     return leaves
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from steps import X, Y
 
 from jax_dist import global_view
-from jax_dist._hlo import Module
+from jax_dist._hlo import HloModule
 from jax_dist.errors import ArgumentError, DeviceCountError
 
 HSDP = ("replica", "shard")
@@ -173,7 +173,7 @@ def test_nothing_is_sent_where_devices_may_go_other_ways(inner, agree):
     text = view.lower(placed, x).compile().as_text()
     new, hidden = view(placed, x)
     assert "while(" in text or "conditional(" in text
-    collectives = Module.parse(text).collectives()
+    collectives = HloModule.parse(text).collectives()
     assert any(collective.runs != "always" for collective in collectives) == agree
     _close((new, hidden), _under_pmap(step, state, x)[0], atol=1e-5)
 

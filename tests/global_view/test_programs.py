@@ -16,14 +16,14 @@ from jax.sharding import PartitionSpec as P
 from steps import LAYERED, ROWS, UPDATES, X, Y, momentum, with_loss, with_update
 
 from jax_dist import global_view
-from jax_dist._hlo import Module
+from jax_dist._hlo import HloModule
 
 _WEIGHTS = 2 * 64 * 256 * 4  # bytes of what is sharded
 
 
 def _sent(kind: str, compiled: Any) -> int:
     """Return the bytes that the collectives of a kind give to each device."""
-    collectives = Module.parse(compiled.as_text()).collectives()
+    collectives = HloModule.parse(compiled.as_text()).collectives()
     return sum(each.count * each.result_bytes for each in collectives if each.kind == kind)
 
 

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist._hlo import Module
+from jax_dist._hlo import HloModule
 from jax_dist.plan import plan
 
 _TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
@@ -175,7 +175,7 @@ def test_a_gather_that_is_only_reduced_is_gone(name):
 
     theirs, ours = compile_both(program, jax_dist.topology(name))
 
-    programs = [Module.parse(each.as_text()).collectives() for each in (theirs, ours)]
+    programs = [HloModule.parse(each.as_text()).collectives() for each in (theirs, ours)]
     kinds = [[(one.kind, one.count) for one in program] for program in programs]
     assert kinds == [[("all-gather", 1)], [("all-reduce", 1)]]
     before, after = (each.memory_analysis().peak_memory_in_bytes for each in (theirs, ours))
@@ -227,7 +227,7 @@ def test_several_hosts_compile_in_one_process_and_run_nothing(name):
 
     for function, shape in ((mapped, (16, 128)), (gradient, (16, 128)), (nested, (8, 2, 128))):
         text = function.lower(of(*shape)).compile().as_text()
-        assert {one.size for one in Module.parse(text).collectives()} == {16}
+        assert {one.size for one in HloModule.parse(text).collectives()} == {16}
     with pytest.raises(NotImplementedError, match="a device of a topology: it only compiles"):
         mapped(np.ones((16, 128), np.float32))
 

@@ -46,9 +46,7 @@ class Reaching:
         if scope_and_bindings is None:
             return None
         scope, bindings = scope_and_bindings
-        if len(bindings) == 1:
-            return bindings
-        return self._flow(scope, node.id).reads.get(node)
+        return bindings if len(bindings) == 1 else self._flow(scope, node.id).reads.get(node)
 
     def reads_of(self, scope: NameScope, name: str, binding: Binding) -> Sequence[ast.Name]:
         """Return the reads of a name of `scope` that may see one of its bindings."""
@@ -87,7 +85,7 @@ class _NameFlow:
                 self.seen_by.setdefault(binding, []).append(load)
 
     def _collect_binders(self) -> None:
-        """Record, for each block, its statements that bind the name, themselves or inside."""
+        """List for each block the statements that bind the name, or hold one that does."""
         tree = self._tree
         seen: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:

@@ -191,7 +191,6 @@ class _Walk:
 
     def see(self, nodes: list[Any]) -> None:
         """Record what `nodes`, a stack that this empties, and all below them bind and read."""
-        # Locals instead of attributes, since this runs once for each node.
         pop, push, seen = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
         fields_of, binders, name, load = _FIELDS, _BINDERS, ast.Name, ast.Load
@@ -207,6 +206,7 @@ class _Walk:
             seen(node)
             if kind in binders:
                 binders[kind](self, node)
+            # The nodes in a new scope wait for a later call.
             below = self._enter(node, nodes).append if kind in _MAKE_SCOPES else push
             for field in fields_of[kind]:
                 child = getattr(node, field)

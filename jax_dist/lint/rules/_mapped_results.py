@@ -78,7 +78,10 @@ def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
 
 
 def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
-    """Return what the part at `path` of a node may be, one definition back; None if unknown."""
+    """Return what the part at `path` of a node may be, one definition back; None if unknown.
+
+    After `params, _ = f()`, the part ("w",) of `params` is the part (0, "w") of `f()`.
+    """
     match node:
         case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:
             return [(value, (f".{name}", *path))]
@@ -97,8 +100,7 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
             return None
         unpacked = functions.unpack_target(module, binding.node)
         if unpacked is not None:
-            value, place = unpacked
-            steps.append((value, (*place, *path)))
+            steps.append((unpacked[0], (*unpacked[1], *path)))
         elif not isinstance(binding.node.ctx, ast.Del):
             return None
     return steps or None
