@@ -192,9 +192,9 @@ def front(
 
 
 def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> Answer:
-    """Call a jit object, with an answer for a front to remember.
+    """Call a jit object; return its results, and what a `front` remembers of the call.
 
-    `captured` are arrays that a front passes itself, as JAX does with constants that it does not
+    `captured` are arrays that the front passes itself, as JAX does with constants that it does not
     write into a program; if there are any, they are the first argument of the jit object.
     """
     args = (captured, *args) if captured else args
@@ -357,7 +357,7 @@ def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
 
 
 def expand(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Return the jaxpr of a `call_hi_primitive`, which holds an object that traces it; else None.
+    """Return the jaxpr of a `call_hi_primitive`, by `expand` of its primitive; else None.
 
     The axes around the equation are not in scope: what names one is not expanded.
     """
@@ -366,9 +366,9 @@ def expand(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return None
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    expand = lambda *values: prim.expand(*jax.tree.unflatten(prim.in_tree, values))
+    run = lambda *values: prim.expand(*jax.tree.unflatten(prim.in_tree, values))
     try:
-        return jax.make_jaxpr(expand)(*arguments)
+        return jax.make_jaxpr(run)(*arguments)
     except Exception:  # noqa: BLE001  # it runs the user's functions
         return None
 

@@ -65,7 +65,7 @@ def _find_wait() -> tuple[int, int] | None:
 
 
 def _end_if_all_wait(rank: int, ranks: int) -> None:
-    """Print where this rank waits, and end it, if each other one has finished or waits too."""
+    """End this rank and print where it waits, if every rank waits, for ones that have finished."""
     finished, waiting = launch.find_ranks("finished"), launch.find_ranks("waiting")
     if not finished or rank in finished or len({*finished, *waiting}) < ranks:
         return

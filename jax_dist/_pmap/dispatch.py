@@ -158,7 +158,11 @@ class Dispatcher:
         return meshes.reshard_to(mesh, results), None, False
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
-        """Place the arguments of a call on the mesh and run its program; see `_call_anew`."""
+        """Place the arguments of a call on the mesh, and run its program.
+
+        If the call has to come here again the next time, there is None in place of what C++ would
+        remember of it.
+        """
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
             # It makes the arguments global, and calls again.

@@ -280,8 +280,9 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
 def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
     """Convert `[P, ..., L, ...]` between a process-local and a global array, differentiably.
 
-    In the process-local one, row 0 is the view of this process and the others are padding; in the
-    global one, row p holds the slices of process p. `axis` is where L is in a row.
+    There are P processes with L devices each. In the process-local array, row 0 is the view of this
+    process and the others are padding; in the global one, row p holds the slices of process p.
+    `axis` is where L is in a row.
 
     shard_map would transpose the view as a replicated array, and sum cotangents over processes,
     whose slices have nothing to do with each other. The right transpose is the inverse. The one
@@ -302,5 +303,6 @@ def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> 
     convert, invert = (as_whole, as_view) if to_whole else (as_view, as_whole)
     if not jnp.issubdtype(parts.dtype, jnp.inexact):  # integers have no derivative
         return convert(parts)
+    # Nothing is solved: what is called the solution is the converted array.
     solve, transpose_solve = lambda _, x: convert(x), lambda _, x: invert(x)
     return lax.custom_linear_solve(lambda x: x, parts, solve, transpose_solve)

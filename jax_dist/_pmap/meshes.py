@@ -155,6 +155,7 @@ def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Set the mesh of the context while tracing; shard_map accepts no other than its own mesh."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     context = jax.sharding.get_abstract_mesh()
+    # Without any context, shard_map accepts a mesh of devices.
     if context == abstract or (context.empty and isinstance(mesh, Mesh)):
         yield
     else:

@@ -266,7 +266,10 @@ class PlacementCache:
         self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
 
     def put(self, leaf: Any, target: NamedSharding, *, donated: bool) -> tuple[Any, bool]:
-        """Return a leaf placed by `target`, and whether it was misplaced: committed elsewhere."""
+        """Return a leaf placed by `target`, and whether it was misplaced: committed elsewhere.
+
+        The copy of a misplaced leaf is remembered, unless the leaf is donated.
+        """
         is_committed = isinstance(leaf, jax.Array) and leaf.committed
         sharding: Any = leaf.sharding if is_committed else None
         is_equivalent = is_committed and sharding.is_equivalent_to(target, leaf.ndim)

@@ -160,7 +160,7 @@ def wanted_in_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[li
 
 
 def operand_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
-    """Return the specs that the operands of an equation should have, given those of its results."""
+    """Return how operands should be sharded to compute results that are wanted sharded so."""
     record = record_of(eqn)
     if record.elementwise:
         shape = _shape(eqn.outvars[0])  # a scalar operand, as a learning rate, gets no spec

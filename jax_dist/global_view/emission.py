@@ -100,7 +100,7 @@ class Emitter:
             results = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
             return [x if facts.is_uniform(var) else lax.expand_dims(x, [0]) for var, x in results]
 
-        def spec_of(var: Any, shards: _Shards) -> P:
+        def region_spec(var: Any, shards: _Shards) -> P:
             if not facts.is_uniform(var):
                 return P(axes.mapped)
             shard = shards.get(var)
@@ -109,8 +109,8 @@ class Emitter:
         mapped = jax.shard_map(
             run_on_device,
             mesh=axes.mesh,
-            in_specs=tuple(spec_of(var, region.shards) for var in body.invars),
-            out_specs=[spec_of(var, region.scatters) for var in body.outvars],
+            in_specs=tuple(region_spec(var, region.shards) for var in body.invars),
+            out_specs=[region_spec(var, region.scatters) for var in body.outvars],
             # As in pmap: with types, a gradient by a uniform value would be summed twice.
             check_vma=False,
             axis_names=set(axes.mapped if axes.model else axes.mesh.axis_names),

@@ -42,13 +42,14 @@ class StepProgram:
     def build(
         cls, setting: Setting, call: Call, state: list[StateType], varying: Varying
     ) -> "StepProgram":
-        """Trace and plan a step for a call of types; see `trace_step`."""
+        """Trace a step for arguments of these types, and plan which parts run in a shard_map."""
         analysis = AxisAnalysis(setting.options.axis_name)
         traced = trace_step(setting, analysis, call, state, varying)
         result_specs = [  # of the new state, where it is sharded
             leaf.sharding.spec if leaf and leaf.uniform and leaf.is_sharded else None
             for leaf in traced.out_leaves
         ]
+        # If nothing is sharded, the whole step is one shard_map, as under pmap.
         planner = Planner(analysis, setting, single_region=not any(result_specs))
         return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, result_specs))
 
@@ -245,7 +246,7 @@ class Signatures:
         paths, leaves = tuple(name + jax.tree_util.keystr(path) for path, _ in pairs), []
         flags = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
         for path, leaf_type, is_stacked in zip(paths, types, flags, strict=True):
-            if is_stacked and not {*leaf_type.shape[:1]} & {self._size, local_size}:
+            if is_stacked and leaf_type.shape[:1] not in ((self._size,), (local_size,)):
                 raise ArgumentError(
                     f"The state is given as stacked over {local_size} devices, but {path} has "
                     f"shape {tuple(leaf_type.shape)}. Give stacked=False for it, or stack it."

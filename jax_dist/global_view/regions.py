@@ -209,17 +209,16 @@ def _jaxpr_of(eqns: list[JaxprEqn], source: Jaxpr, reads: Counter[Var]) -> Jaxpr
 
 
 def _scan_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, IterationSum]]:
-    """Yield the stacked results of scans whose psum can be taken in each iteration instead.
+    """Yield what scans stack, such as gradients `[layers, *s]`, if each iteration can sum its part.
 
-    Nothing else reads such a result, as the gradients `[layers, *s]` of a scan over layers: one
-    chain of elementwise equations leads to a psum that is scattered over another dimension than 0,
-    that of the iterations. `scatters` has these psums.
+    From such a result, which nothing else reads, a chain of elementwise equations leads to a psum
+    that is scattered (`scatters` has its results) over another dimension than 0, the iterations.
     """
     reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
     readers = ((var, eqn) for eqn in body.eqns for var in variables(eqn.invars))
     reader_of = {var: eqn for var, eqn in readers if reads[var] == 1}  # of what is read once
-    scans = [eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan"]
-    for stacked in (var for eqn in scans for var in eqn.outvars[loop_counts(eqn)[1] :]):
+    scans = (eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan")
+    for stacked in [y for eqn in scans for y in eqn.outvars[loop_counts(eqn)[1] :]]:  # no carries
         var, between = stacked, []
         while (eqn := reader_of.get(var)) is not None:  # follow the chain
             if _compat.name_of(eqn) == "psum":

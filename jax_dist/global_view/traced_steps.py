@@ -48,13 +48,13 @@ class TracedStep:
 def trace_step(
     setting: Setting, analysis: AxisAnalysis, call: Call, state: list[StateType], varying: Varying
 ) -> TracedStep:
-    """Trace a step for a call of types, its state `[N, *s]` as under pmap.
+    """Trace a step for one slice, and find out which leaves of its state differ between devices.
 
-    `varying` has the leaves of the state that are known to vary from the start.
+    `call` has types, of the state `[N, *s]`; `varying` has the leaves that are known to differ.
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    argument_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # leaf numbers, of the state
+    argument_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # by number of the result
     captures, paths, carried_leaves = len(lifted.captures), call.paths(), {*argument_of.values()}
     is_uniform = [True] * captures  # a captured array is one object for all devices
     for number, axis in enumerate(call.axes):
@@ -66,10 +66,10 @@ def trace_step(
     body = interpreter.open_jaxpr(lifted.jaxpr)
     uniform_values = analysis.uniform_values(body, is_uniform)
     origins = [find_origin(body, uniform_values, out) for out in body.outvars]
-    varying_results = {n: x for n, x in enumerate(origins) if x and n not in argument_of}
-    _check_results(call.fun_name, out_tree, out_axes, varying_results)
-    found = {paths[n]: origin for result, n in argument_of.items() if (origin := origins[result])}
-    leaves = _leaves_of_state(setting, call, state, {**found, **varying})
+    other_results = {n: x for n, x in enumerate(origins) if x and n not in argument_of}
+    _check_results(call.fun_name, out_tree, out_axes, other_results)
+    now_varying = {paths[n]: x for out, n in argument_of.items() if (x := origins[out])}
+    leaves = _leaves_of_state(setting, call, state, {**now_varying, **varying})
     in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
     out_leaves = [leaves.get(argument_of.get(n, -1)) for n in range(len(out_axes))]
     return TracedStep(call, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
