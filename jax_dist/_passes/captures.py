@@ -13,6 +13,7 @@ import hashlib
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import jax
@@ -169,15 +170,15 @@ def is_lifted_outside() -> bool:
     return _lifts.get()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Lifted:
     """A program whose first inputs are arrays that it captured."""
 
-    jaxpr: ClosedJaxpr
-    all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
-    captures: tuple[Capture, ...]  # those that are inputs now
-    values: tuple[Any, ...]  # of these: NumPy arrays are copies, and of keys it is their data
-    key: Hashable = ()  # equal for equal values, which then share their copies on devices
+    jaxpr: ClosedJaxpr = field(compare=False)
+    all_captures: tuple[Capture, ...] = field(compare=False)  # lifted or not; () if not looked for
+    captures: tuple[Capture, ...] = field(compare=False)  # those that are inputs now
+    values: tuple[Any, ...] = field(compare=False)  # NumPy arrays as copies, keys as their data
+    key: Hashable  # equal for equal values: such programs share copies of these on devices
 
 
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:

@@ -157,8 +157,8 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
 
     A compiled program of JAX can hold data of a key among its constants, and no key.
     """
-    if not arrays:
-        return jaxpr
+    if not arrays:  # a new object, for a cache that holds it by the old one, weakly
+        return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):

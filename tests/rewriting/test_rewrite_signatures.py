@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from observing import mesh_of, no_compiles, numbers
@@ -169,6 +170,21 @@ def test_a_lifted_array_is_placed_on_the_mesh_once_and_dies_with_the_function(of
     gc.collect()
     assert dead() is None
     assert _replicated() == []
+
+
+@_QUIET
+@pytest.mark.parametrize("make", [rewrite, jax_dist.pmap])
+def test_with_the_caches_of_jax_programs_and_captured_arrays_are_forgotten(make):
+    holder, counts = types.SimpleNamespace(), []
+    call = make(lambda x: x * holder.w)
+    for _ in range(3):
+        holder.w = jnp.ones((1, 300))
+        call(_X[:, :1])
+        jax.clear_caches()
+        gc.collect()
+        arrays = sum(array.shape == (1, 300) for array in jax.live_arrays())
+        counts.append((arrays, sum(isinstance(x, ClosedJaxpr) for x in gc.get_objects())))
+    assert counts[1] == counts[2]
 
 
 def _replicated():
