@@ -26,7 +26,6 @@ from jax_dist._passes.constants import (
     CaptureFinder,
     Identity,
     array_identity,
-    is_key,
     lift_arrays,
 )
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
@@ -197,21 +196,14 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
-    arrays = [capture.value for capture in lifted]
+    jaxpr, data = lift_arrays(jaxpr, [capture.value for capture in lifted])
     for capture in lifted:
         capture.action = "lifted"
     for capture in all_captures:
         capture.value = None  # what is not lifted need not live longer
-    values = tuple(map(_own_data, arrays))
-    jaxpr = lift_arrays(jaxpr, arrays)
+    # The owner of a NumPy array may write to it.
+    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in data)
     return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
-
-
-def _own_data(value: Any) -> Any:
-    """Return a copy of a NumPy array, to which its owner may write; of random keys their data."""
-    if is_key(value):
-        return jax.random.key_data(value)
-    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _placement_key(value: Any) -> Hashable:

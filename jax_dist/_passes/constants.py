@@ -94,9 +94,13 @@ class Capture:
     def is_worth_lifting(self) -> bool:
         return self.is_large or self.is_key
 
+    @property
+    def type(self) -> str:  # "float32[8,4]"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
     def __str__(self) -> str:
         parts = [
-            f"{self.dtype}[{','.join(map(str, self.shape))}]",
+            self.type,
             human_bytes(self.bytes),
             f"captured at {self.captured_at}" if self.captured_at else "",
             f"used at {self.used_at}" if self.used_at else "",
@@ -152,17 +156,17 @@ class CaptureFinder:
 # custom_jvp or a custom_vjp take it for a constant.
 
 
-def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
-    """Return the program with some of its arrays as its first inputs; of random keys, their data.
+def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
+    """Return the program with some of its arrays as its first inputs, and what these inputs are.
 
-    A compiled program of JAX can hold data of a key among its constants, and no key.
+    They are the arrays; of random keys, their data: a compiled program of JAX can hold data of a
+    key among its constants, and no key. The program is a new object even if there are no arrays, as
+    a cache may hold it by the old one, weakly.
     """
-    if not arrays:  # a new object, for a cache that holds it by the old one, weakly
-        return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):
-        return lifted
+        return lifted, [*arrays]
 
     def program(*inputs: Any) -> Any:
         keys_or_arrays = [
@@ -172,7 +176,8 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
         return evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    traced = jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    return traced, data
 
 
 class _Lifting:

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import os
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -34,13 +34,15 @@ from jax_dist._passes.interpreter import (
     Builder,
     Values,
     bodies,
+    equations,
+    holds,
     named_axes,
     open_jaxpr,
     record_of,
     source_line,
     with_bodies,
 )
-from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same
+from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same, same_of
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
 
@@ -56,9 +58,10 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk = _Walk(exact=exact)
-    if not walk.mark(jaxpr):
+    gathering = {id(eqn) for eqn in equations(jaxpr) if holds(eqn, _is_gather)}
+    if not gathering:
         return PassPlan(None)
+    walk = _Walk(gathering, exact=exact)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
     changed, kept, kept_before = jaxpr, 0, -1
@@ -122,28 +125,21 @@ class _Body(Builder):
 
     def same_of(self, atoms: Sequence[Atom]) -> list[Same]:
         """Return for each atom the axes along which all devices hold the same."""
-        return [self.facts[atom] if isinstance(atom, Var) else self.scope for atom in atoms]
+        return same_of(atoms, self.facts, self.scope)
 
 
 class _Walk:
-    """Repeated walks over one program; the last, which keeps no further gather, is the result."""
+    """Repeated walks over one program; the last, which keeps no further gather, is the result.
 
-    def __init__(self, *, exact: bool):
+    `gathering` has the ids of its all_gathers, and of the equations with one in a body.
+    """
+
+    def __init__(self, gathering: Collection[int], *, exact: bool):
         self.sites: dict[int, _Site] = {}  # by the id of the gather, in program order
         self._exact = exact
-        self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
+        self._gathering = gathering
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-
-    def mark(self, jaxpr: Any) -> bool:
-        """Find the equations of the program that gather; return whether there are any."""
-        gathering = [
-            eqn
-            for eqn in open_jaxpr(jaxpr).eqns
-            if _is_gather(eqn) or any([self.mark(body) for body in bodies(eqn)])
-        ]
-        self._gathering.update(map(id, gathering))
-        return bool(gathering)
 
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Return the program without the gathers that no walk so far has found to be kept."""
@@ -183,7 +179,10 @@ class _Walk:
             elif body.scope and record_of(eqn).call == "inline":
                 self._inline(eqn, values, body)
             elif has_deferred and not bodies(eqn):
-                self._apply_rule(eqn, values, body)
+                try:
+                    self._apply_rule(eqn, values, body)
+                except NeedsWhole as reason:
+                    body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
                 values = self._keep_operands(eqn, values, f"{_name_for_users(eqn)} {why}", body)
@@ -238,15 +237,11 @@ class _Walk:
         """Add an equation with deferred operands, by the rule of its primitive.
 
         It becomes the same equation on blocks, with deferred results; or a reduction over devices,
-        with a whole result; or, if there is no sound rule, the gathers behind it are kept.
-        """
-        try:
-            self._try_rule(eqn, values, body)
-        except NeedsWhole as reason:
-            body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
+        with a whole result.
 
-    def _try_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add an equation on blocks, see `_apply_rule`; raise NeedsWhole if there is no rule."""
+        Raises:
+          NeedsWhole: there is no sound rule, so the gathers behind it have to be kept.
+        """
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
         operands = [value if isinstance(value, Deferred) else None for value in values]

@@ -51,19 +51,19 @@ def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
     Those of the arguments; if they have none, the `named` ones, which its equations name; then the
     one of `jax.set_mesh`.
     """
-    of_arguments = _meshes_among([getattr(s, "mesh", None) for s in in_shardings])
-    if meshes := of_arguments or list(named):
-        return [mesh for mesh in meshes if not mesh.empty]
+    of_arguments = _meshes_among(getattr(s, "mesh", None) for s in in_shardings)
+    if of_arguments or named:
+        return of_arguments or list(named)
     try:
-        mesh = jax.sharding.get_mesh()
+        return _meshes_among([jax.sharding.get_mesh()])
     except ValueError:  # within a trace, which knows the form of the mesh, and no devices
         return []
-    return [] if mesh.empty else [mesh]
 
 
 def _meshes_among(candidates: Iterable[Any]) -> list[Mesh]:
     """Return those with devices, which an AbstractMesh has not, each once."""
-    return list(dict.fromkeys(mesh for mesh in candidates if isinstance(mesh, Mesh)))
+    meshes = [mesh for mesh in candidates if isinstance(mesh, Mesh) and not mesh.empty]
+    return list(dict.fromkeys(meshes))
 
 
 # --- the shardings of the calls

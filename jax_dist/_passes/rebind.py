@@ -60,11 +60,11 @@ def bind_again(
         return _call_shard_map(eqn, values, again)
     params = {k: None if isinstance(v, NamedSharding) else v for k, v in eqn.params.items()}
     eqn = eqn.replace(ctx=context or interpreter.context_here(), params=params)
-    trace_again = functools.partial(_trace_again, eqn, again)
+    trace_again = functools.partial(_trace_again, again)
     return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
 
 
-def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
+def _trace_again(again: _Evaluate, body: Any) -> Any:
     """Return a body of an equation, open or closed as it came, traced without its mesh."""
     avals: list[Any] = interpreter.open_jaxpr(body).in_avals
     if any(type(aval).__name__ == "AbstractRef" for aval in avals):  # a kernel knows no mesh
@@ -73,13 +73,9 @@ def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
     traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
     if isinstance(body, ClosedJaxpr):
         return traced
-    if traced.consts:
-        line = interpreter.source_line(eqn) or "unknown line"
-        raise NotImplementedError(
-            f"the body of {_compat.name_of(eqn)} ({line}) captures arrays and cannot be traced "
-            "again; pass them to it as arguments"
-        )
-    return traced.jaxpr
+    # An open body has no constants: they become literals.
+    builder = interpreter.Builder(traced.jaxpr.replace(constvars=[]))
+    return builder.finish(builder.add(traced, traced.jaxpr.invars))
 
 
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:

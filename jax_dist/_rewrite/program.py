@@ -83,13 +83,7 @@ class Program:
 
 
 class RewrittenProgram:
-    """All that the calls of one rewritten function share.
-
-    Attributes:
-      fun: the user's function.
-      name: of the program.
-      options: of the rewriting.
-    """
+    """All that the calls of one rewritten function share."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun

@@ -84,10 +84,7 @@ class Report:
         fields["plan"] = self.plan.to_dict() if self.plan else None
         return json.loads(json.dumps(fields))
 
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # also of `str`
         return render(*_sections(self))
 
 
@@ -126,9 +123,8 @@ def _finding_row(finding: PassFinding) -> tuple[str, str]:
 
 
 def _captured_row(array: Capture) -> tuple[str, ...]:
-    kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
     lines = (array.captured_at, array.used_at)
-    return array.name, kind, *lines, array.action, human_bytes(array.bytes)
+    return array.name, array.type, *lines, array.action, human_bytes(array.bytes)
 
 
 def _collective_rows(report: Report) -> Iterator[tuple[str, ...]]:

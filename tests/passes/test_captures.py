@@ -146,7 +146,7 @@ def _lifted(fun, *args):
     assert names
     assert len(names) == len({*names} & {"_W", "_N"})  # once each
     values = [capture.value for capture in captures]
-    lifted = lift_arrays(jaxpr, values)
+    lifted, values = lift_arrays(jaxpr, values)
     assert len(lifted.in_avals) == len(values) + len(args)
     return jax.jit(lambda values, *args: evaluate(lifted, [*values, *args])), values
 
