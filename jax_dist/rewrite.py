@@ -1,7 +1,4 @@
-"""`rewrite` and `explain`.
-
-For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
-"""
+"""`rewrite` and `explain`."""
 
 import dataclasses
 import warnings

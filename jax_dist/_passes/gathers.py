@@ -123,10 +123,6 @@ class _Body(Builder):
         # The outermost call of a function of JAX's own around it: its line is the user's.
         self.jax_call: JaxprEqn | None = None
 
-    def same_of(self, atoms: Sequence[Atom]) -> list[Same]:
-        """Return for each atom the axes along which all devices hold the same."""
-        return same_of(atoms, self.facts, self.scope)
-
 
 class _Walk:
     """Repeated walks over one program; the last, which keeps no further gather, is the result.
@@ -191,7 +187,8 @@ class _Walk:
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
         sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
-        inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), body.scope)
+        operands = same_of(eqn.invars, body.facts, body.scope)
+        inputs = self._invariance.body_inputs(eqn, operands, body.scope)
         inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
             shape, check_vma = eqn.params["mesh"].shape, eqn.params["check_vma"]
@@ -209,7 +206,7 @@ class _Walk:
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
         opened = body.enter(jaxpr, values)
-        self._add_equations(opened, body.same_of(eqn.invars), body)
+        self._add_equations(opened, same_of(eqn.invars, facts, body.scope), body)
         body.facts, body.jax_call = facts, jax_call
         body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 
@@ -234,21 +231,22 @@ class _Walk:
         body.env[eqn.outvars[0]] = value
 
     def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add an equation with deferred operands, by the rule of its primitive.
+        """Add an equation with deferred (gathered) operands, by the rule of its primitive.
 
-        It becomes the same equation on blocks, with deferred results; or a reduction over devices,
-        with a whole result.
+        It becomes the same equation on blocks, with deferred results: of `sin(g)`, the sine of each
+        device's block. Or a reduction over devices, with a whole result: of a sum along the
+        gathered dimension, the sum of the block and then a psum.
 
         Raises:
           NeedsWhole: there is no sound rule, so the gathers behind it have to be kept.
         """
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
-        operands = [value if isinstance(value, Deferred) else None for value in values]
-        result = apply_rule(eqn, operands)
-        first = next(value for value in operands if value is not None)
+        gathered = [value if isinstance(value, Deferred) else None for value in values]
+        result = apply_rule(eqn, gathered)
+        first = next(value for value in gathered if value is not None)
         blocks = self._blocks_of_operands(eqn, values, first, body)
-        sites = tuple({site: None for value in operands if value for site in value.sites})
+        sites = tuple({site: None for value in gathered if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params}
@@ -272,10 +270,12 @@ class _Walk:
     def _blocks_of_operands(
         self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
     ) -> list[Atom]:
-        """Return the operands of an equation on blocks.
+        """Return the operands of an equation on blocks, of its operands `values`.
 
         A deferred operand gives its block. A whole one is sliced to this device's block along the
-        dimension that pairs with the gathered one; without such a dimension it stays whole.
+        dimension that pairs with the gathered one; without such a dimension it stays whole. For
+        `g * w * 2` with `g` gathered from 8 devices to `[8, 3]`, the weights `w`, `[8, 1]`, are
+        sliced to `[1, 1]`, and the 2 is passed as it is. `first` is one of the deferred operands.
 
         Raises:
           NeedsWhole: a whole operand may differ between devices.
@@ -285,7 +285,7 @@ class _Walk:
             if isinstance(value, Deferred):
                 blocks.append(value.block)
                 continue
-            (same,) = body.same_of([eqn.invars[position]])
+            (same,) = same_of([eqn.invars[position]], body.facts, body.scope)
             if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
@@ -322,10 +322,10 @@ class _Walk:
         return body.add(self._traces[trace_key], atoms, source_info=eqn.source_info)
 
     def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
-        """Keep the gathers behind the operands of an equation; return the operands, whole.
+        """Mark the gathers behind the operands of an equation as kept; return the operands, whole.
 
-        They are then the original atoms, for which this walk may have no equation any more; the
-        next walk, in which the gathers are copied, has.
+        These are the variables of the user's program, with the gathered values. Their equations may
+        be missing in the result of this walk, which is thrown away: the next copies the gathers.
         """
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):
@@ -374,5 +374,5 @@ def _is_of_jax(jaxpr: Any) -> bool:
 
     JAX traces it once, so its equations bear the line of its first caller, not of this call.
     """
-    file = open_jaxpr(jaxpr).debug_info.func_filename or ""
-    return file.startswith(os.path.dirname(jax.__file__) + os.sep)
+    file = open_jaxpr(jaxpr).debug_info.func_filename
+    return (file or "").startswith(os.path.dirname(jax.__file__) + os.sep)

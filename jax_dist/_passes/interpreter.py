@@ -157,18 +157,21 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """Return the equation with its bodies changed, in the order of `bodies`; itself if none is."""
+    """Return the equation with `change` applied to each of its bodies, in the order of `bodies`.
+
+    It is `eqn` itself if `change` returns every body as it was.
+    """
     if not bodies(eqn):
         return eqn
 
-    def changed(value: Any) -> Any:
+    def change_param(value: Any) -> Any:
         if isinstance(value, tuple | list) and any(isinstance(part, _JAXPRS) for part in value):
-            new = jax.tree.map(changed, value)  # a named tuple stays one
+            new = jax.tree.map(change_param, value)  # a named tuple stays one
             is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))
             return value if is_same else new
         return change(value) if isinstance(value, _JAXPRS) else value
 
-    params = {name: changed(value) for name, value in eqn.params.items()}
+    params = {name: change_param(value) for name, value in eqn.params.items()}
     is_same = all(params[name] is value for name, value in eqn.params.items())
     return eqn if is_same else eqn.replace(params=params)
 

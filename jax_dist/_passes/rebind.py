@@ -40,9 +40,11 @@ def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _:
 def bind_again(
     eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
 ) -> Values:
-    """Return the results of one equation, by its handler or bound again with all in its bodies.
+    """Return the results of one equation on values, typed for the mesh of the current context.
 
-    `context` is the one that JAX gives to new equations, if the caller has it already.
+    Its handler computes them if it has one. Otherwise its primitive is bound again, with the bodies
+    (of a jit, scan or branch) traced again on the way. `context` is the one that JAX gives to new
+    equations, if the caller has it already.
     """
     values = untie_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
@@ -117,7 +119,11 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Value
 
 
 def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
-    """Return the values, with literals as Python or NumPy values, whose types name no mesh."""
+    """Return the values of atoms, with those of literals as Python or NumPy values.
+
+    JAX may hold a literal as an array whose type names a mesh: `Array(2.0)`, weakly typed, becomes
+    the Python number 2.0, which can be combined with arrays on any mesh.
+    """
 
     def plain(literal: Literal) -> Any:
         """Return a Python scalar if it has the literal's weak type, else a NumPy array."""

@@ -26,8 +26,7 @@ from jax_dist._passes.interpreter import (
     record_of,
 )
 
-AxisName: TypeAlias = Any  # hashable; nearly always a string
-Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
+Same: TypeAlias = frozenset[Any]  # the names of axes along which all devices hold the same
 Facts: TypeAlias = Mapping[Any, Same]  # by variable
 
 NOWHERE: Same = frozenset()

@@ -201,10 +201,11 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
 def _transposed_equations(
     body: Any, around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
-    """Yield the equations of the backward pass, each with the user's line.
+    """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
-    JAX marks them in their name stack, which starts anew in each body: so the equations in a body
-    of one (`is_inside`) are too, but for those that a checkpoint computes forward once more.
+    JAX marks them in their name stack, as in "transpose(jvp())". That starts anew in each body, so
+    what is in the body of a marked one (`is_inside`) counts too, but for what a checkpoint computes
+    forward once more. `around` is the line of the equation that holds the body.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or around
