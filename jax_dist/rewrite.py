@@ -1,7 +1,4 @@
-"""`rewrite` and `explain`.
-
-For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
-"""
+"""`rewrite` and `explain`."""
 
 import dataclasses
 import warnings
@@ -114,24 +111,20 @@ def rewrite(
 
 def _check(fun: object, options: RewriteOptions) -> None:
     """Raise ArgumentError for an option of an unknown value."""
-    mesh, specs = options.mesh, options.specs
     if not callable(fun):
         raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
-    checks = {  # by the name of an option: whether it is valid, and what it must be
-        "mesh": (mesh is None or isinstance(mesh, Mesh), "a jax.sharding.Mesh"),
-        "specs": (
-            specs is None or isinstance(specs, Mapping),
-            "a dict {'name of the op': (in_specs, out_specs)}",
-        ),
-    }
-    kinds = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
-    for name, kind in kinds.items():
-        choices = get_args(kind)
-        checks[name] = getattr(options, name) in choices, f"one of {', '.join(map(repr, choices))}"
-    for name, (is_valid, expected) in checks.items():
-        if not is_valid:
-            value = getattr(options, name)
-            raise ArgumentError(f"{name}= of rewrite must be {expected}, not {value!r}.")
+    wrong = {}  # by the name of an option with a wrong value: what it must be
+    if not isinstance(options.mesh, Mesh | None):
+        wrong["mesh"] = "a jax.sharding.Mesh"
+    if not isinstance(options.specs, Mapping | None):
+        wrong["specs"] = "a dict {'name of the op': (in_specs, out_specs)}"
+    choices = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
+    for name, values in zip(choices, map(get_args, choices.values()), strict=True):
+        if getattr(options, name) not in values:
+            wrong[name] = f"one of {', '.join(map(repr, values))}"
+    for name, expected in wrong.items():
+        value = getattr(options, name)
+        raise ArgumentError(f"{name}= of rewrite must be {expected}, not {value!r}.")
 
 
 def explain(
@@ -150,11 +143,7 @@ def explain(
     Args:
       fun: the function; see `rewrite`.
       *args: as in a call of `fun`; `jax.ShapeDtypeStruct` may stand in for arrays.
-      mesh: see `rewrite`.
-      captures: see `rewrite`.
-      gathers: see `rewrite`.
-      partitioning: see `rewrite`.
-      specs: see `rewrite`.
+      mesh, captures, gathers, partitioning, specs: see `rewrite`.
       devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
         a list. `fun` is then a mapped function, whose step every device runs with as much as here;
         and the report has its plan: what each strategy takes there, and whether that fits.

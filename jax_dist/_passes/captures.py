@@ -13,6 +13,7 @@ import hashlib
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import jax
@@ -25,7 +26,6 @@ from jax_dist._passes.constants import (
     CaptureFinder,
     Identity,
     array_identity,
-    is_key,
     lift_arrays,
 )
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
@@ -169,15 +169,15 @@ def is_lifted_outside() -> bool:
     return _lifts.get()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Lifted:
     """A program whose first inputs are arrays that it captured."""
 
-    jaxpr: ClosedJaxpr
-    all_captures: tuple[Capture, ...]  # lifted or not; empty if captures="allow"
-    captures: tuple[Capture, ...]  # those that are inputs now
-    values: tuple[Any, ...]  # of these: NumPy arrays are copies, and of keys it is their data
-    key: Hashable = ()  # equal for equal values, which then share their copies on devices
+    jaxpr: ClosedJaxpr = field(compare=False)
+    all_captures: tuple[Capture, ...] = field(compare=False)  # lifted or not; () if not looked for
+    captures: tuple[Capture, ...] = field(compare=False)  # those that are inputs now
+    values: tuple[Any, ...] = field(compare=False)  # NumPy arrays as copies, keys as their data
+    key: Hashable  # equal for equal values: such programs share copies of these on devices
 
 
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
@@ -196,21 +196,14 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
-    arrays = [capture.value for capture in lifted]
+    jaxpr, data = lift_arrays(jaxpr, [capture.value for capture in lifted])
     for capture in lifted:
         capture.action = "lifted"
     for capture in all_captures:
         capture.value = None  # what is not lifted need not live longer
-    values = tuple(map(_own_data, arrays))
-    jaxpr = lift_arrays(jaxpr, arrays)
+    # The owner of a NumPy array may write to it.
+    values = tuple(np.array(x) if isinstance(x, np.ndarray) else x for x in data)
     return Lifted(jaxpr, all_captures, lifted, values, tuple(map(_placement_key, values)))
-
-
-def _own_data(value: Any) -> Any:
-    """Return a copy of a NumPy array, to which its owner may write; of random keys their data."""
-    if is_key(value):
-        return jax.random.key_data(value)
-    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _placement_key(value: Any) -> Hashable:

@@ -94,9 +94,13 @@ class Capture:
     def is_worth_lifting(self) -> bool:
         return self.is_large or self.is_key
 
+    @property
+    def type(self) -> str:  # "float32[8,4]"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
     def __str__(self) -> str:
         parts = [
-            f"{self.dtype}[{','.join(map(str, self.shape))}]",
+            self.type,
             human_bytes(self.bytes),
             f"captured at {self.captured_at}" if self.captured_at else "",
             f"used at {self.used_at}" if self.used_at else "",
@@ -152,17 +156,17 @@ class CaptureFinder:
 # custom_jvp or a custom_vjp take it for a constant.
 
 
-def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
-    """Return the program with some of its arrays as its first inputs; of random keys, their data.
+def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
+    """Return the program with some of its arrays as its first inputs, and what these inputs are.
 
-    A compiled program of JAX can hold data of a key among its constants, and no key.
+    They are the arrays; of random keys, their data: a compiled program of JAX can hold data of a
+    key among its constants, and no key. The program is a new object even if there are no arrays, as
+    a cache may hold it by the old one, weakly.
     """
-    if not arrays:
-        return jaxpr
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):
-        return lifted
+        return lifted, [*arrays]
 
     def program(*inputs: Any) -> Any:
         keys_or_arrays = [
@@ -172,7 +176,8 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
         return evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    traced = jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    return traced, data
 
 
 class _Lifting:
@@ -191,40 +196,44 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
-        """Make what `add_inputs` returns: of `{lambda w; x. x @ w}`, `{lambda ; w x. x @ w}`."""
+        """Return a jaxpr with some arrays as its first inputs, in place of constants and literals.
+
+        Of `{lambda w; x. x @ w}`, where the constant `w` is an array of `inputs`, that is
+        `{lambda ; w x. x @ w}`. An equation with the array in a body gets it as an operand.
+        """
         body = open_jaxpr(jaxpr)
-        new = {identity: Var(self._types[identity]) for identity in inputs}
-        replaced: dict[Var, Var] = {}  # constants that are lifted, and their inputs
-        kept: dict[Var, Any] = {}  # the others, and their values
+        input_of = {identity: Var(self._types[identity]) for identity in inputs}
+        lifted_constants: dict[Var, Var] = {}  # and the inputs in their place
+        kept_constants: dict[Var, Any] = {}  # and their values
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) in new:
-                replaced[var] = new[identity]
+            if (identity := array_identity(value)) in input_of:
+                lifted_constants[var] = input_of[identity]
             else:
-                kept[var] = value
+                kept_constants[var] = value
 
         def replace(atom: Atom) -> Atom:
             if isinstance(atom, Literal):
-                return new.get(array_identity(atom.val), atom)
-            return replaced.get(atom, atom)
+                return input_of.get(array_identity(atom.val), atom)
+            return lifted_constants.get(atom, atom)
 
         eqns = []
         for eqn in body.eqns:
             needed = self._arrays_in_bodies(eqn)
             if needed:
-                change = functools.partial(self.add_inputs, inputs=needed)
-                eqn = _add_operands(eqn, change, [new[identity] for identity in needed])
+                change_body = functools.partial(self.add_inputs, inputs=needed)
+                eqn = _add_operands(eqn, change_body, [input_of[identity] for identity in needed])
             invars = [*map(replace, eqn.invars)]
             is_same = all(map(operator.is_, invars, eqn.invars))
             eqns.append(eqn if is_same else eqn.replace(invars=invars))
         changed = body.replace(
-            constvars=[*kept],
-            invars=[*new.values(), *body.invars],
+            constvars=[*kept_constants],
+            invars=[*input_of.values(), *body.invars],
             eqns=eqns,
             outvars=[*map(replace, body.outvars)],
             debug_info=body.debug_info._replace(arg_names=None),
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
-        return ClosedJaxpr(changed, [*kept.values()]) if is_closed else changed
+        return ClosedJaxpr(changed, [*kept_constants.values()]) if is_closed else changed
 
     def _arrays_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the arrays to lift in the bodies of an equation, each once, in order."""

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import os
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -34,13 +34,15 @@ from jax_dist._passes.interpreter import (
     Builder,
     Values,
     bodies,
+    equations,
+    holds,
     named_axes,
     open_jaxpr,
     record_of,
     source_line,
     with_bodies,
 )
-from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same
+from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same, same_of
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
 
@@ -56,9 +58,10 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    walk = _Walk(exact=exact)
-    if not walk.mark(jaxpr):
+    gathering = {id(eqn) for eqn in equations(jaxpr) if holds(eqn, _is_gather)}
+    if not gathering:
         return PassPlan(None)
+    walk = _Walk(gathering, exact=exact)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
     changed, kept, kept_before = jaxpr, 0, -1
@@ -120,30 +123,19 @@ class _Body(Builder):
         # The outermost call of a function of JAX's own around it: its line is the user's.
         self.jax_call: JaxprEqn | None = None
 
-    def same_of(self, atoms: Sequence[Atom]) -> list[Same]:
-        """Return for each atom the axes along which all devices hold the same."""
-        return [self.facts[atom] if isinstance(atom, Var) else self.scope for atom in atoms]
-
 
 class _Walk:
-    """Repeated walks over one program; the last, which keeps no further gather, is the result."""
+    """Repeated walks over one program; the last, which keeps no further gather, is the result.
 
-    def __init__(self, *, exact: bool):
+    `gathering` has the ids of its all_gathers, and of the equations with one in a body.
+    """
+
+    def __init__(self, gathering: Collection[int], *, exact: bool):
         self.sites: dict[int, _Site] = {}  # by the id of the gather, in program order
         self._exact = exact
-        self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
+        self._gathering = gathering
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-
-    def mark(self, jaxpr: Any) -> bool:
-        """Find the equations of the program that gather; return whether there are any."""
-        gathering = [
-            eqn
-            for eqn in open_jaxpr(jaxpr).eqns
-            if _is_gather(eqn) or any([self.mark(body) for body in bodies(eqn)])
-        ]
-        self._gathering.update(map(id, gathering))
-        return bool(gathering)
 
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Return the program without the gathers that no walk so far has found to be kept."""
@@ -183,7 +175,10 @@ class _Walk:
             elif body.scope and record_of(eqn).call == "inline":
                 self._inline(eqn, values, body)
             elif has_deferred and not bodies(eqn):
-                self._apply_rule(eqn, values, body)
+                try:
+                    self._apply_rule(eqn, values, body)
+                except NeedsWhole as reason:
+                    body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
                 values = self._keep_operands(eqn, values, f"{_name_for_users(eqn)} {why}", body)
@@ -192,7 +187,8 @@ class _Walk:
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
         sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
-        inputs = self._invariance.body_inputs(eqn, body.same_of(eqn.invars), body.scope)
+        operands = same_of(eqn.invars, body.facts, body.scope)
+        inputs = self._invariance.body_inputs(eqn, operands, body.scope)
         inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
             shape, check_vma = eqn.params["mesh"].shape, eqn.params["check_vma"]
@@ -210,7 +206,7 @@ class _Walk:
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
         opened = body.enter(jaxpr, values)
-        self._add_equations(opened, body.same_of(eqn.invars), body)
+        self._add_equations(opened, same_of(eqn.invars, facts, body.scope), body)
         body.facts, body.jax_call = facts, jax_call
         body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 
@@ -235,25 +231,22 @@ class _Walk:
         body.env[eqn.outvars[0]] = value
 
     def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add an equation with deferred operands, by the rule of its primitive.
+        """Add an equation with deferred (gathered) operands, by the rule of its primitive.
 
-        It becomes the same equation on blocks, with deferred results; or a reduction over devices,
-        with a whole result; or, if there is no sound rule, the gathers behind it are kept.
+        It becomes the same equation on blocks, with deferred results: of `sin(g)`, the sine of each
+        device's block. Or a reduction over devices, with a whole result: of a sum along the
+        gathered dimension, the sum of the block and then a psum.
+
+        Raises:
+          NeedsWhole: there is no sound rule, so the gathers behind it have to be kept.
         """
-        try:
-            self._try_rule(eqn, values, body)
-        except NeedsWhole as reason:
-            body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
-
-    def _try_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add an equation on blocks, see `_apply_rule`; raise NeedsWhole if there is no rule."""
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
-        operands = [value if isinstance(value, Deferred) else None for value in values]
-        result = apply_rule(eqn, operands)
-        first = next(value for value in operands if value is not None)
+        gathered = [value if isinstance(value, Deferred) else None for value in values]
+        result = apply_rule(eqn, gathered)
+        first = next(value for value in gathered if value is not None)
         blocks = self._blocks_of_operands(eqn, values, first, body)
-        sites = tuple({site: None for value in operands if value for site in value.sites})
+        sites = tuple({site: None for value in gathered if value for site in value.sites})
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params}
@@ -277,10 +270,12 @@ class _Walk:
     def _blocks_of_operands(
         self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
     ) -> list[Atom]:
-        """Return the operands of an equation on blocks.
+        """Return the operands of an equation on blocks, of its operands `values`.
 
         A deferred operand gives its block. A whole one is sliced to this device's block along the
-        dimension that pairs with the gathered one; without such a dimension it stays whole.
+        dimension that pairs with the gathered one; without such a dimension it stays whole. For
+        `g * w * 2` with `g` gathered from 8 devices to `[8, 3]`, the weights `w`, `[8, 1]`, are
+        sliced to `[1, 1]`, and the 2 is passed as it is. `first` is one of the deferred operands.
 
         Raises:
           NeedsWhole: a whole operand may differ between devices.
@@ -290,7 +285,7 @@ class _Walk:
             if isinstance(value, Deferred):
                 blocks.append(value.block)
                 continue
-            (same,) = body.same_of([eqn.invars[position]])
+            (same,) = same_of([eqn.invars[position]], body.facts, body.scope)
             if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
@@ -327,10 +322,10 @@ class _Walk:
         return body.add(self._traces[trace_key], atoms, source_info=eqn.source_info)
 
     def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
-        """Keep the gathers behind the operands of an equation; return the operands, whole.
+        """Mark the gathers behind the operands of an equation as kept; return the operands, whole.
 
-        They are then the original atoms, for which this walk may have no equation any more; the
-        next walk, in which the gathers are copied, has.
+        These are the variables of the user's program, with the gathered values. Their equations may
+        be missing in the result of this walk, which is thrown away: the next copies the gathers.
         """
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):
@@ -379,5 +374,5 @@ def _is_of_jax(jaxpr: Any) -> bool:
 
     JAX traces it once, so its equations bear the line of its first caller, not of this call.
     """
-    file = open_jaxpr(jaxpr).debug_info.func_filename or ""
-    return file.startswith(os.path.dirname(jax.__file__) + os.sep)
+    file = open_jaxpr(jaxpr).debug_info.func_filename
+    return (file or "").startswith(os.path.dirname(jax.__file__) + os.sep)

@@ -7,6 +7,7 @@ needs to be known of the primitive around it; and only what is new is traced.
 
 import contextlib
 import functools
+import itertools
 import operator
 import os
 import re
@@ -28,7 +29,6 @@ Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
 Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
 
 _JAXPRS = (Jaxpr, core.ClosedJaxpr)
-_HOLDERS = (*_JAXPRS, tuple, list)
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
@@ -43,12 +43,8 @@ def constants(jaxpr: Any) -> Sequence[Any]:
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
     """Return the jaxprs among the parameters of an equation, open or closed, in order."""
-    inner = []
-    for value in eqn.params.values():
-        if isinstance(value, _HOLDERS):
-            parts = value if isinstance(value, (tuple, list)) else (value,)
-            inner += [part for part in parts if isinstance(part, _JAXPRS)]
-    return inner
+    parts = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
+    return [part for part in itertools.chain(*parts) if isinstance(part, _JAXPRS)]
 
 
 def names_of(part: Any) -> tuple[Any, ...]:
@@ -161,18 +157,21 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """Return the equation with its bodies changed, in the order of `bodies`; itself if none is."""
+    """Return the equation with `change` applied to each of its bodies, in the order of `bodies`.
+
+    It is `eqn` itself if `change` returns every body as it was.
+    """
     if not bodies(eqn):
         return eqn
 
-    def changed(value: Any) -> Any:
+    def change_param(value: Any) -> Any:
         if isinstance(value, tuple | list) and any(isinstance(part, _JAXPRS) for part in value):
-            new = jax.tree.map(changed, value)  # a named tuple stays one
+            new = jax.tree.map(change_param, value)  # a named tuple stays one
             is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))
             return value if is_same else new
         return change(value) if isinstance(value, _JAXPRS) else value
 
-    params = {name: changed(value) for name, value in eqn.params.items()}
+    params = {name: change_param(value) for name, value in eqn.params.items()}
     is_same = all(params[name] is value for name, value in eqn.params.items())
     return eqn if is_same else eqn.replace(params=params)
 
@@ -221,21 +220,15 @@ def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
 class Builder:
     """A jaxpr that is being built from the equations of other ones.
 
-    Args:
-      source: the jaxpr whose inputs and constants it has; it is open or closed as this.
-
-    Attributes:
-      source: the same.
-      eqns: so far.
-      env: what variables of the others became here, if another atom; or a `Deferred` of gathers.
-      is_changed: whether the result differs from `source`.
+    It has the inputs and constants of `source`, and is open or closed as that.
     """
 
     def __init__(self, source: Any) -> None:
         self.source = source
         self.eqns: list[JaxprEqn] = []
+        # What variables of the others became here, if another atom; or a `Deferred` of gathers.
         self.env: dict[Any, Any] = {}
-        self.is_changed = False
+        self.is_changed = False  # whether the result differs from `source`
 
     def read_all(self, atoms: Sequence[Atom]) -> list[Any]:
         """Return what each atom became."""
@@ -267,15 +260,15 @@ class Builder:
             self.copy(eqn, self.read_all(eqn.invars), **fields)
         return self.read_all(opened.outvars)
 
-    def add_changed(self, eqns: Sequence[JaxprEqn], change: "Change", *, in_bodies: bool) -> None:
-        """Add equations as `change` says, and those in their bodies, too, if `in_bodies`."""
+    def add_changed(self, eqns: Sequence[JaxprEqn], change: "Change") -> None:
+        """Add equations as `change` says, also those in their bodies."""
         for eqn in eqns:
             results = change(eqn, self)
             if results is not None:
                 self.is_changed = True
                 self.env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            new = with_bodies(eqn, lambda body: rebuild(body, change)) if in_bodies else eqn
+            new = with_bodies(eqn, lambda body: rebuild(body, change))
             self.is_changed |= new is not eqn
             self.copy(new, self.read_all(new.invars))
 
@@ -296,30 +289,25 @@ def _drop_mesh(aval: Any) -> Any:
     return aval.update(sharding=None) if is_auto else aval
 
 
-def rebuild(jaxpr: Any, change: Change, *, in_bodies: bool = True) -> Any:
+def rebuild(jaxpr: Any, change: Change) -> Any:
     """Return a jaxpr, open or closed as it came, with some equations changed; itself if none is."""
     opened, builder = open_jaxpr(jaxpr), Builder(jaxpr)
-    builder.add_changed(opened.eqns, change, in_bodies=in_bodies)
+    builder.add_changed(opened.eqns, change)
     return builder.finish(builder.read_all(opened.outvars)) if builder.is_changed else jaxpr
 
 
-def inline_calls(
-    jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool], *, in_bodies: bool = True
-) -> Any:
-    """Return a jaxpr with the wanted calls, and those in them, replaced by their equations.
-
-    `in_bodies` says whether calls in the bodies of other equations are inlined, too.
-    """
+def inline_calls(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> Any:
+    """Return a jaxpr with the wanted calls, at any depth, replaced by their equations."""
 
     def inline(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         if not is_inlined(eqn):
             return None
         (called,) = bodies(eqn)
         opened = builder.enter(called, builder.read_all(eqn.invars))
-        builder.add_changed(opened.eqns, inline, in_bodies=in_bodies)
+        builder.add_changed(opened.eqns, inline)
         return builder.read_all(opened.outvars)
 
-    return rebuild(jaxpr, inline, in_bodies=in_bodies)
+    return rebuild(jaxpr, inline)
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:

@@ -161,8 +161,7 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Rou
     """
     params = eqn.params
     if layout is None:
-        text = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-        raise ValueError(text)
+        raise ValueError("jax_use_shardy_partitioner is off, so its specs are unknown: give specs=")
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
     operands = _sharded_types(eqn.invars, layout.operands, mesh)

@@ -51,19 +51,19 @@ def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
     Those of the arguments; if they have none, the `named` ones, which its equations name; then the
     one of `jax.set_mesh`.
     """
-    of_arguments = _meshes_among([getattr(s, "mesh", None) for s in in_shardings])
-    if meshes := of_arguments or list(named):
-        return [mesh for mesh in meshes if not mesh.empty]
+    of_arguments = _meshes_among(getattr(s, "mesh", None) for s in in_shardings)
+    if of_arguments or named:
+        return of_arguments or list(named)
     try:
-        mesh = jax.sharding.get_mesh()
+        return _meshes_among([jax.sharding.get_mesh()])
     except ValueError:  # within a trace, which knows the form of the mesh, and no devices
         return []
-    return [] if mesh.empty else [mesh]
 
 
 def _meshes_among(candidates: Iterable[Any]) -> list[Mesh]:
     """Return those with devices, which an AbstractMesh has not, each once."""
-    return list(dict.fromkeys(mesh for mesh in candidates if isinstance(mesh, Mesh)))
+    meshes = [mesh for mesh in candidates if isinstance(mesh, Mesh) and not mesh.empty]
+    return list(dict.fromkeys(meshes))
 
 
 # --- the shardings of the calls
@@ -83,8 +83,8 @@ _SCOPE = re.compile(r"jax_dist_site_(\d+)")
 def is_plain_jit(eqn: JaxprEqn) -> bool:
     """Return whether an equation is a jit without shardings of its own."""
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
-    return is_plain and _compat.name_of(eqn) == "jit"
+    has_shardings = any(isinstance(sharding, Sharding) for sharding in shardings)
+    return _compat.name_of(eqn) == "jit" and not has_shardings
 
 
 def layouts_of(
@@ -94,8 +94,7 @@ def layouts_of(
 
     Without entry are calls that lowering drops: their results are unused, or JAX inlines the op.
     """
-    config: Any = jax.config  # its attributes are made at run time
-    if not config.jax_use_shardy_partitioner:
+    if not _compat.config_value("jax_use_shardy_partitioner"):
         return dict.fromkeys(map(id, eqns))
     numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
@@ -154,8 +153,12 @@ def _read_layouts(module: Any) -> dict[int, CallLayout]:
 
 
 def _spec(value: ir.Value) -> P:
-    """Return how Shardy shards a value; a dimension over only a part of a mesh axis as whole."""
-    maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
+    """Return the spec of a value in a module that Shardy has propagated shardings through.
+
+    Of `<@mesh, [{"i", "j"}, {}]>` that is `P(("i", "j"), ())`. A dimension that is sharded over a
+    part of a mesh axis only, which no spec can say, counts as whole.
+    """
+    maker: Any = value.owner  # the operation that has the value among its results
     if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
     shardings = sdy.TensorShardingPerValueAttr(maker.attributes["sdy.sharding"]).shardings
@@ -163,6 +166,6 @@ def _spec(value: ir.Value) -> P:
     entries: list[tuple[str, ...]] = []
     for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
         axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
-        is_whole = all(axis.sub_axis_info is None for axis in axes)
-        entries.append(tuple(axis.name for axis in axes) if is_whole else ())
+        has_parts = any(axis.sub_axis_info is not None for axis in axes)
+        entries.append(() if has_parts else tuple(axis.name for axis in axes))
     return P(*entries)

@@ -40,9 +40,11 @@ def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _:
 def bind_again(
     eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
 ) -> Values:
-    """Return the results of one equation, by its handler or bound again with all in its bodies.
+    """Return the results of one equation on values, typed for the mesh of the current context.
 
-    `context` is the one that JAX gives to new equations, if the caller has it already.
+    Its handler computes them if it has one. Otherwise its primitive is bound again, with the bodies
+    (of a jit, scan or branch) traced again on the way. `context` is the one that JAX gives to new
+    equations, if the caller has it already.
     """
     values = untie_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
@@ -60,11 +62,11 @@ def bind_again(
         return _call_shard_map(eqn, values, again)
     params = {k: None if isinstance(v, NamedSharding) else v for k, v in eqn.params.items()}
     eqn = eqn.replace(ctx=context or interpreter.context_here(), params=params)
-    trace_again = functools.partial(_trace_again, eqn, again)
+    trace_again = functools.partial(_trace_again, again)
     return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
 
 
-def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
+def _trace_again(again: _Evaluate, body: Any) -> Any:
     """Return a body of an equation, open or closed as it came, traced without its mesh."""
     avals: list[Any] = interpreter.open_jaxpr(body).in_avals
     if any(type(aval).__name__ == "AbstractRef" for aval in avals):  # a kernel knows no mesh
@@ -73,13 +75,9 @@ def _trace_again(eqn: JaxprEqn, again: _Evaluate, body: Any) -> Any:
     traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
     if isinstance(body, ClosedJaxpr):
         return traced
-    if traced.consts:
-        line = interpreter.source_line(eqn) or "unknown line"
-        raise NotImplementedError(
-            f"the body of {_compat.name_of(eqn)} ({line}) captures arrays and cannot be traced "
-            "again; pass them to it as arguments"
-        )
-    return traced.jaxpr
+    # An open body has no constants: they become literals.
+    builder = interpreter.Builder(traced.jaxpr.replace(constvars=[]))
+    return builder.finish(builder.add(traced, traced.jaxpr.invars))
 
 
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
@@ -121,7 +119,11 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Value
 
 
 def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
-    """Return the values, with literals as Python or NumPy values, whose types name no mesh."""
+    """Return the values of atoms, with those of literals as Python or NumPy values.
+
+    JAX may hold a literal as an array whose type names a mesh: `Array(2.0)`, weakly typed, becomes
+    the Python number 2.0, which can be combined with arrays on any mesh.
+    """
 
     def plain(literal: Literal) -> Any:
         """Return a Python scalar if it has the literal's weak type, else a NumPy array."""

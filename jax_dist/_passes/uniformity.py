@@ -26,8 +26,7 @@ from jax_dist._passes.interpreter import (
     record_of,
 )
 
-AxisName: TypeAlias = Any  # hashable; nearly always a string
-Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
+Same: TypeAlias = frozenset[Any]  # the names of axes along which all devices hold the same
 Facts: TypeAlias = Mapping[Any, Same]  # by variable
 
 NOWHERE: Same = frozenset()
@@ -58,18 +57,14 @@ class Invariance:
         facts: dict[Any, Same] = dict.fromkeys(body.constvars, scope)
         facts.update(zip(body.invars, ins, strict=True))
         for eqn in body.eqns:
-            operands = [self.same_of(atom, facts, scope) for atom in eqn.invars]
+            operands = same_of(eqn.invars, facts, scope)
             facts.update(zip(eqn.outvars, self._results(eqn, operands, scope), strict=True))
         self._known[key] = facts
         return facts
 
-    def same_of(self, atom: Any, facts: Facts, scope: Same) -> Same:
-        return scope if isinstance(atom, Literal) else facts[atom]
-
     def outputs(self, body: Any, ins: Sequence[Same], scope: Same) -> list[Same]:
         """Return for each result of a body the axes along which it is the same; see `facts`."""
-        facts = self.facts(body, ins, scope)
-        return [self.same_of(atom, facts, scope) for atom in open_jaxpr(body).outvars]
+        return same_of(open_jaxpr(body).outvars, self.facts(body, ins, scope), scope)
 
     def body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
         """Return for each body of an equation the axes along which each of its inputs is the same.
@@ -108,7 +103,12 @@ class Invariance:
                 branches = [self.outputs(body, operands[1:], scope) for body in bodies(eqn)]
                 return [operands[0].intersection(*facts) for facts in zip(*branches, strict=True)]
             case "loop":
-                return self._loop_results(eqn, operands, scope)
+                settled = self._operands_in_all_iterations(eqn, operands, scope)
+                first, count = loop_counts(eqn)
+                carries = settled[first : first + count]  # without any iteration, the operands
+                if _compat.name_of(eqn) == "while":
+                    return carries
+                return [*carries, *self.outputs(eqn.params["jaxpr"], settled, scope)[count:]]
             case "region":
                 (inputs,) = self.body_inputs(eqn, operands, scope)
                 inside = scope | frozenset(eqn.params["newly_manual_axes"])
@@ -148,14 +148,10 @@ class Invariance:
                 return ins
             ins = after_iteration
 
-    def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        """Return for each result of a loop, carry or stacked, along which axes it is the same."""
-        settled = self._operands_in_all_iterations(eqn, operands, scope)
-        first, count = loop_counts(eqn)
-        carries = settled[first : first + count]  # without any iteration, a carry is its operand
-        if _compat.name_of(eqn) == "while":
-            return carries
-        return [*carries, *self.outputs(eqn.params["jaxpr"], settled, scope)[count:]]
+
+def same_of(atoms: Sequence[Any], facts: Facts, scope: Same) -> list[Same]:
+    """Return for each atom the axes along which it is the same: of a literal, those of `scope`."""
+    return [scope if isinstance(atom, Literal) else facts[atom] for atom in atoms]
 
 
 def cut_along(spec: Any) -> Same:

@@ -38,8 +38,6 @@ from jax_dist._pmap.options import Options
 from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
-_NOTHING_LIFTED = Lifted(None, (), (), ())  # pyright: ignore[reportArgumentType]
-
 # `_direct` leaves the body that it traced here for `_signature`, which gets only a jaxpr from jit.
 _last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)
 
@@ -241,11 +239,7 @@ class Dispatcher:
         options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
-        program = None
-        if not lifted.captures:
-            lifted = _NOTHING_LIFTED  # else it would hold the jaxpr, a weak key of _signatures
-        elif not context.staged:
-            program = lifted.jaxpr
+        program = lifted.jaxpr if lifted.captures and not context.staged else None
         if options.gathers != "keep":
             plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
             program = plan.jaxpr or program

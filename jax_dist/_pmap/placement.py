@@ -297,15 +297,14 @@ class CaptureCopies:
     """The copies of captured arrays on devices, which the programs of one function share."""
 
     def __init__(self):
-        # With the originals, for the identity of jax arrays is their key.
-        self._copies: dict[Hashable, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._copies = weakref.WeakKeyDictionary[Lifted, dict[Hashable, tuple[Any, ...]]]()
 
     def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> tuple[Any, ...]:
         """Return the captured arrays on devices, with `where` for a key; `place` puts one there."""
-        key = (lifted.key, where)
-        if key not in self._copies:
-            self._copies[key] = lifted.values, tuple(map(place, lifted.values))
-        return self._copies[key][1]
+        copies = self._copies.setdefault(lifted, {})
+        if where not in copies:
+            copies[where] = tuple(map(place, lifted.values))
+        return copies[where]
 
 
 def put_copy(value: Any, where: Sharding | None) -> Any:

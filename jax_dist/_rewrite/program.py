@@ -8,6 +8,7 @@ object, whose first argument are the captured arrays. A front is the C++ fast pa
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -62,6 +63,7 @@ class _Trace:
     findings: tuple[PassFinding, ...]  # made while tracing
     meshes: tuple[Mesh, ...]  # that its equations name
     routes: bool  # whether it has custom_partitioning operations, which shardings decide on
+    programs: dict[tuple[tuple[Mesh, ...], _Shardings], "Program"]  # what passes make of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +74,7 @@ class Program:
     jaxpr: ClosedJaxpr  # of the same inputs and results as that of the trace
     findings: tuple[PassFinding, ...]  # also those of the trace
     meshes: tuple[Mesh, ...]  # those of the arguments; if they have none, what the trace names
+    jits: dict[bool, Any]  # by whether captured arrays are the first argument
 
     @property
     def mesh(self) -> Mesh | None:
@@ -80,13 +83,7 @@ class Program:
 
 
 class RewrittenProgram:
-    """All that the calls of one rewritten function share.
-
-    Attributes:
-      fun: the user's function.
-      name: of the program.
-      options: of the rewriting.
-    """
+    """All that the calls of one rewritten function share."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun
@@ -97,9 +94,7 @@ class RewrittenProgram:
         self._watch = Watch(name)
         self._capture_copies = placement.CaptureCopies()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
-        self._traces: dict[ClosedJaxpr, _Trace] = {}
-        self._programs: dict[tuple[_Trace, tuple[Mesh, ...], _Shardings], Program] = {}
-        self._jits: dict[tuple[Program, bool], Any] = {}
+        self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _Trace]()  # as long as JAX has them
         self.front = Front(
             name,
             self._call_anew,
@@ -195,10 +190,10 @@ class RewrittenProgram:
         mesh = self.options.mesh
         meshes = (mesh,) if mesh else tuple(meshes_of(trace.meshes, shardings))
         # jit itself serves all shardings, but routing depends on them.
-        key = trace, meshes, shardings if trace.routes else ()
-        if key not in self._programs:
-            self._programs[key] = self._run_passes(trace, meshes, shardings)
-        return self._programs[key]
+        key = meshes, shardings if trace.routes else ()
+        if key not in trace.programs:
+            trace.programs[key] = self._run_passes(trace, meshes, shardings)
+        return trace.programs[key]
 
     def _trace_user(self, args: _Args, kwargs: _Kwargs) -> _Trace:
         """Trace the user's function, once for each signature, which JAX keeps traces by.
@@ -239,6 +234,7 @@ class RewrittenProgram:
             findings=tuple(self._pmap_findings),
             meshes=tuple(find_meshes(eqns)),
             routes=has_operations and self.options.partitioning == "route",
+            programs={},
         )
 
     def _run_passes(
@@ -257,12 +253,11 @@ class RewrittenProgram:
         if options.gathers != "keep":
             plan = plan.then(plan_gathers, exact=options.gathers == "exact")
         assert plan.jaxpr is not None
-        return Program(trace, plan.jaxpr, plan.findings, meshes)
+        return Program(trace, plan.jaxpr, plan.findings, meshes, jits={})
 
     def _jit(self, program: Program, *, takes_captures: bool) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, or in it."""
-        key = program, takes_captures
-        if key not in self._jits:
+        if takes_captures not in program.jits:
             # `first` is the position of the user's first argument, after the captured arrays.
             options, first = self._jit_options, int(takes_captures)
 
@@ -273,7 +268,7 @@ class RewrittenProgram:
 
             # No functools.wraps: jit would read the user's signature and donate by keyword too.
             run.__name__ = run.__qualname__ = self.name
-            self._jits[key] = jax.jit(
+            program.jits[takes_captures] = jax.jit(
                 run,
                 static_argnums=tuple(first + number for number in options.static_argnums),
                 static_argnames=options.static_argnames or None,
@@ -282,7 +277,7 @@ class RewrittenProgram:
                 keep_unused=options.keep_unused,
                 compiler_options=options.compiler_options,
             )
-        return self._jits[key]
+        return program.jits[takes_captures]
 
     def _evaluate(
         self, program: Program, captured: Sequence[Any], args: _Args, kwargs: _Kwargs

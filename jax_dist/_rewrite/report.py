@@ -84,10 +84,7 @@ class Report:
         fields["plan"] = self.plan.to_dict() if self.plan else None
         return json.loads(json.dumps(fields))
 
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # also of `str`
         return render(*_sections(self))
 
 
@@ -126,9 +123,8 @@ def _finding_row(finding: PassFinding) -> tuple[str, str]:
 
 
 def _captured_row(array: Capture) -> tuple[str, ...]:
-    kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
     lines = (array.captured_at, array.used_at)
-    return array.name, kind, *lines, array.action, human_bytes(array.bytes)
+    return array.name, array.type, *lines, array.action, human_bytes(array.bytes)
 
 
 def _collective_rows(report: Report) -> Iterator[tuple[str, ...]]:
@@ -205,10 +201,11 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
 def _transposed_equations(
     body: Any, around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
-    """Yield the equations of the backward pass, each with the user's line.
+    """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
-    JAX marks them in their name stack, which starts anew in each body: so the equations in a body
-    of one (`is_inside`) are too, but for those that a checkpoint computes forward once more.
+    JAX marks them in their name stack, as in "transpose(jvp())". That starts anew in each body, so
+    what is in the body of a marked one (`is_inside`) counts too, but for what a checkpoint computes
+    forward once more. `around` is the line of the equation that holds the body.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or around

@@ -103,7 +103,7 @@ class Planner:
         closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
         # An equation is put as a whole: a jit around the step would be one region with its update.
         is_call = lambda eqn: record_of(eqn).call == "inline"
-        closed = interpreter.inline_calls(closed, is_call, in_bodies=False)
+        closed = interpreter.inline_calls(closed, is_call)
         uniform = self.analysis.uniform_values(closed, ins)
         facts = ValueFacts(uniform, analysis.wanted_specs(closed.jaxpr, result_specs, uniform))
         return BodyPlan(closed, [*ins], facts, self._steps(closed.jaxpr, facts))

@@ -5,7 +5,6 @@ gathers, functions of one value, mixtures with values that are the same on all d
 of dimensions, reductions, and bodies. Values stay of the size of 1, so that sums can be compared.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,30 +20,14 @@ STEPS = 9
 LARGEST = 4000  # elements of one value
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """One shard_map, and what to call it with."""
-
-    function: Callable[[Array], Any]
-    x: Array
-    differentiable: bool
-
-
-def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
-    """Return the program of a seed, which decides on the mesh, check_vma and all steps."""
+def program_of(seed: int, dtype: Any = jnp.float32) -> tuple[Callable[[Array], Any], Array]:
+    """Return a shard_map and its argument; the seed decides on the mesh, check_vma and steps."""
     mesh = mesh_of(i=4) if seed // 10 % 2 else mesh_of(i=2, j=3)
     axes = mesh.axis_names
     specs = {"in_specs": P(axes), "out_specs": P(axes), "check_vma": seed % 2 == 0}
-    function = jax.shard_map(lambda x: values_from(x, seed, axes, dtype), mesh=mesh, **specs)
+    body = lambda x: Maker(seed, axes, dtype).values_from(x)
     x = jnp.asarray(blocks(mesh.size * 2, 3, 2, seed=seed), dtype)
-    return Program(function, x, differentiable=seed % 5 == 0)
-
-
-def values_from(
-    x: Array, seed: int, axes: tuple[str, ...], dtype: Any = jnp.float32
-) -> list[Array]:
-    """Return the values of the program of a seed, without its shard_map."""
-    return _Maker(seed, axes, dtype).values_from(x)
+    return jax.shard_map(body, mesh=mesh, **specs), x
 
 
 def _steps_by_device(index: Array) -> Array:
@@ -73,10 +56,10 @@ OF_A_DEVICE: dict[str, Callable[[Array], Array]] = {
 }
 
 
-class _Maker:
+class Maker:
     """Makes one program. `rng` is used while tracing, so every trace has to start anew."""
 
-    def __init__(self, seed: int, axes: tuple[str, ...], dtype: Any) -> None:
+    def __init__(self, seed: int, axes: tuple[str, ...], dtype: Any = jnp.float32) -> None:
         self.rng = np.random.default_rng(seed)
         self.axes = axes
         self.dtype = dtype

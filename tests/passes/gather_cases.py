@@ -191,6 +191,13 @@ CASES: dict[str, Case] = {
     "inside scan": rewritten(
         lambda x: lax.scan(lambda c, y: (c + gather(c + y).mean(0), None), x, jnp.arange(3.0))[0]
     ),
+    "a carry that comes to differ": kept(
+        f"mul{DIFFERS}",
+        lambda x: lax.scan(
+            lambda c, _: (c + x, (gather(x) * c).sum(0)), jnp.ones((2, 3)), length=2
+        )[1],
+        typed=False,
+    ),
     "outside scan": kept(
         f"scan{WHOLE}",
         lambda x: (lambda g: lax.scan(lambda c, y: (c + g.mean(0) * y, None), x, jnp.ones(3))[0])(

@@ -48,7 +48,8 @@ def test_what_is_known_of_a_capture():
 
 def test_keys_are_known_as_keys():
     new, old, plain = jax.random.key(1), jax.random.PRNGKey(2), jnp.array([3, 4], jnp.uint32)
-    fun = lambda x: x + jax.random.normal(new) + jax.random.normal(old) + plain[0]
+    drawn = jax.jit(lambda: jax.random.normal(old))
+    fun = lambda x: x + jax.random.normal(new) + drawn() + plain[0]
 
     assert {c.name: (c.is_key, c.dtype, c.bytes) for c in _find(fun, _X)} == {
         "new": (True, "key<fry>", 8),
@@ -146,7 +147,7 @@ def _lifted(fun, *args):
     assert names
     assert len(names) == len({*names} & {"_W", "_N"})  # once each
     values = [capture.value for capture in captures]
-    lifted = lift_arrays(jaxpr, values)
+    lifted, values = lift_arrays(jaxpr, values)
     assert len(lifted.in_avals) == len(values) + len(args)
     return jax.jit(lambda values, *args: evaluate(lifted, [*values, *args])), values
 

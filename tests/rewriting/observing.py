@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jax_dist._passes.interpreter import equations
-from jax_dist._rewrite import remesh
 
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
@@ -54,12 +53,6 @@ def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:
 
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
-
-def told_of_pmaps(fun: Any, *args: Any, mesh: Any = None) -> list[tuple[str, str, str]]:
-    """`(outcome, what, why)` of what is found about the pmaps of a program, without compiling."""
-    plan = remesh.plan_remesh(jax.make_jaxpr(fun)(*args), mesh)
-    return [(finding.outcome, finding.what, finding.why) for finding in plan.findings]
 
 
 def line_of(function: Callable, after: int = 0) -> int:

@@ -42,11 +42,6 @@ def test_a_wrong_option_is_named(options, message):
         explain(options.pop("fun"), _X, **options)
 
 
-def test_the_text_of_a_rewritten_function_names_it():
-    text = repr(rewrite(_double))
-    assert re.match(r"<jax_dist.rewrite of _double at .*test_arguments.py:\d+", text)
-
-
 _THREE = Mesh(np.array(jax.devices()[:3]), ("three",))
 _ELSEWHERE = {
     "from a pmap outside": jax.pmap(lambda x: x * 1),

@@ -11,10 +11,11 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from observing import assert_same, compiled_collectives, line_of, mesh_of, numbers, told_of_pmaps
+from observing import assert_same, compiled_collectives, line_of, mesh_of, numbers
 
 import jax_dist
 from jax_dist import explain, rewrite
+from jax_dist._rewrite import remesh
 
 _X = numbers(4, 3)
 _CUBE = numbers(5, 4, 3, seed=1)
@@ -54,11 +55,6 @@ def _shared(pmap):
     return pmap(body, "i", in_axes=(None, 0), out_axes=(None, 0))
 
 
-def _gradient_inside(pmap):
-    loss = lambda v: jnp.sum(jnp.sin(v) * lax.psum(v, "i"))
-    return pmap(jax.grad(loss), "i")
-
-
 def _gradient_outside(pmap):
     mapped = pmap(lambda v: jnp.sin(v) * lax.psum(v, "i"), "i")
     return jax.grad(lambda x: jnp.sum(mapped(x) ** 2))
@@ -68,11 +64,6 @@ def _static_and_donated(pmap):
     body, options = lambda v, n: v**n + lax.psum(v, "i"), {"donate_argnums": 0}
     mapped = pmap(body, "i", static_broadcasted_argnums=1, **options)
     return lambda x: mapped(x, 3)
-
-
-def _in_a_jit_in_a_cond(pmap):
-    mapped = jax.jit(pmap(lambda v: v + lax.psum(v, "i"), "i"))
-    return lambda x: lax.cond(x[0, 0] < 100, mapped, jnp.sin, x)
 
 
 def _under_vmap(pmap):
@@ -91,21 +82,6 @@ def _rules(pmap):
     return pmap(lambda x: _summed(x) + _steep(x), "i")
 
 
-# By name: what makes the function from a pmap, its arguments, and how its results are sharded.
-_CASES = {
-    "psum": (lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i"), (_X,), [_ROWS]),
-    "second axes": (_second_axes, (_CUBE,), [P(None, "data")]),
-    "shared in, shared out": (_shared, (numbers(3, seed=2), _X), [P(), _ROWS]),
-    "a key for each device": (_key_by_device, (jax.random.split(jax.random.key(0), 4),), [_ROWS]),
-    "gradient inside": (_gradient_inside, (_X,), [_ROWS]),
-    "gradient outside": (_gradient_outside, (_X,), [_ROWS]),
-    "under vmap": (_under_vmap, (_CUBE.swapaxes(0, 1),), [_ROWS]),
-    "in a jit in a cond": (_in_a_jit_in_a_cond, (_X,), [_ROWS]),
-    "static and donated": (_static_and_donated, (_X,), [_ROWS]),
-    "rules of its own": (_rules, (_X,), [_ROWS]),
-}
-
-
 # ---- loops around pmaps
 
 
@@ -114,14 +90,10 @@ def _step(pmap):
     return pmap(lambda x: jnp.sin(lax.pmean(x, "i") * 2 - x * lax.axis_index("i")), "i")
 
 
-def _scan_over_batches(pmap):
-    step, batches = _step(pmap), numbers(6, 4, 3, seed=1)
-    return lambda x: lax.scan(lambda c, batch: (step(c) * batch, step(batch)), x, batches)
-
-
-def _fori(pmap):
+def _loop_in_a_loop(pmap):
     step = _step(pmap)
-    return lambda x: lax.fori_loop(1, 5, lambda i, c: step(c) * i, x)
+    inner = lambda c: lax.fori_loop(1, 4, lambda i, c: step(c) * i, c)
+    return lambda x: lax.scan(lambda c, _: (inner(c), c), x, None, length=2)
 
 
 def _while(pmap):
@@ -143,46 +115,35 @@ def _shared_state(pmap):
 
 
 def _cond_and_two_pmaps(pmap):
-    step, second = _step(pmap), pmap(lambda x: x - lax.pmax(x, "i"), "i")
+    step, second = jax.jit(_step(pmap)), pmap(lambda x: x - lax.pmax(x, "i"), "i")
     turn = lambda c, i: (second(lax.cond(i > 2, step, lambda c: c * 2, c)), None)
     return lambda x: lax.scan(turn, x, jnp.arange(5))[0]
 
 
-def _loop_in_a_loop(pmap):
-    step = _step(pmap)
-    inner = lambda c: lax.fori_loop(0, 2, lambda _, c: step(c), c)
-    return lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
-
-
-def _keys(pmap):
-    noisy = pmap(lambda x, key: x + jax.random.normal(key, x.shape) * lax.pmean(x, "i"), "i")
-
-    def turn(carry, _):
-        x, key = carry
-        key, now = jax.random.split(key)
-        return (noisy(x, jax.random.split(now, 4)), key), None
-
-    return lambda x: lax.scan(turn, (x, jax.random.key(1)), None, length=3)[0][0]
-
-
-# By name: what makes the function, the reductions of one step, and how the results are sharded.
-_LOOPS = {
-    "scan over batches": (_scan_over_batches, 2, [_ROWS, P(None, "data")]),
-    "fori": (_fori, 1, [_ROWS]),
-    "while": (_while, 1, [_ROWS, P()]),
-    "shared state": (_shared_state, 1, [P(), _ROWS, P()]),
-    "cond and two pmaps": (_cond_and_two_pmaps, 2, [_ROWS]),
-    "loop in a loop": (_loop_in_a_loop, 1, [_ROWS]),
-    "keys": (_keys, 1, [_ROWS]),
+# By name: what makes the function from a pmap, its argument or arguments, how its results are
+# sharded, and the reductions of one step if there are no others.
+_KEYS = jax.random.split(jax.random.key(0), 4)
+_PROGRAMS = {
+    "second axes": (_second_axes, (_CUBE,), [P(None, "data")], None),
+    "shared in, shared out": (_shared, (numbers(3, seed=2), _X), [P(), _ROWS], None),
+    "a key for each device": (_key_by_device, (_KEYS,), [_ROWS], None),
+    "gradient outside": (_gradient_outside, (_X,), [_ROWS], None),
+    "under vmap": (_under_vmap, (_CUBE.swapaxes(0, 1),), [_ROWS], None),
+    "static and donated": (_static_and_donated, (_X,), [_ROWS], None),
+    "rules of its own": (_rules, (_X,), [_ROWS], None),
+    "loop in a loop": (_loop_in_a_loop, (_X,), [_ROWS, P(None, "data")], 1),
+    "while": (_while, (_X,), [_ROWS, P()], 1),
+    "shared state": (_shared_state, (_X,), [P(), _ROWS, P()], 1),
+    "cond and two pmaps": (_cond_and_two_pmaps, (_X,), [_ROWS], 2),
 }
 
 
 @pytest.mark.thorough
 @_PMAPS
-@pytest.mark.parametrize("name", [*_CASES, *_LOOPS])
+@pytest.mark.parametrize("name", _PROGRAMS)
 def test_numbers_stay_and_nothing_is_moved(name, pmap):
-    make, reductions, specs = (_CASES | _LOOPS)[name]
-    fun, args = make(pmap), _CASES[name][1] if name in _CASES else (_X,)
+    make, args, specs, reductions = _PROGRAMS[name]
+    fun = make(pmap)
     wanted = jax.jit(fun)(*args)
 
     for mesh_name, mesh in _meshes_for(pmap):
@@ -193,7 +154,7 @@ def test_numbers_stay_and_nothing_is_moved(name, pmap):
             for leaf, spec in zip(jax.tree.leaves(results), specs, strict=True):
                 there = NamedSharding(mesh, spec)
                 assert leaf.sharding.is_equivalent_to(there, leaf.ndim), (mesh_name, leaf.sharding)
-        if name in _LOOPS:  # XLA may merge two reductions; it must not need anything else
+        if reductions:  # XLA may merge two reductions; it must not need anything else
             counts = compiled_collectives(rewritten, *args)
             assert set(counts) == {"all-reduce"}, mesh_name
             assert counts["all-reduce"] <= reductions, mesh_name
@@ -202,8 +163,7 @@ def test_numbers_stay_and_nothing_is_moved(name, pmap):
 @pytest.mark.thorough
 @_PMAPS
 def test_custom_rules_are_used_inside_of_the_rewriting(pmap):
-    make, (x,), _ = _CASES["rules of its own"]
-    fun = make(pmap)
+    fun, x = _rules(pmap), _X
     # Of _summed: 3 * sum over devices of x; of _steep, transposed: 5.
     wanted = 3 * np.broadcast_to(np.sum(x, 0), (4, 3)) + 5
 
@@ -215,22 +175,9 @@ def test_custom_rules_are_used_inside_of_the_rewriting(pmap):
         jax.grad(lambda x: rewrite(fun, mesh=_WIDE)(x).sum())(x)
 
 
-@_PMAPS
-@pytest.mark.parametrize("make", [_fori, _shared_state, _loop_in_a_loop])
-def test_gradients_before_and_after(make, pmap):
-    loss = lambda f: lambda x: sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(f(x)))
-    fun = make(pmap)
-    wanted = jax.jit(jax.grad(loss(fun)))(_X)
-
-    after = rewrite(jax.grad(loss(fun)), mesh=_WIDE)
-    for call in (jax.grad(rewrite(loss(fun), mesh=_REVERSED)), after):
-        np.testing.assert_allclose(call(_X), wanted, rtol=1e-4, atol=1e-4)
-    assert set(compiled_collectives(after, _X)) == {"all-reduce"}
-
-
 def test_sharded_arguments_stay_where_they_are():
     x = jax.device_put(_X, NamedSharding(_WIDE, _ROWS))
-    rewritten = rewrite(_fori(jax.pmap), mesh=_WIDE)
+    rewritten = rewrite(_gradient_outside(jax.pmap), mesh=_WIDE)
 
     with jax.transfer_guard("disallow"):
         result = rewritten(x)
@@ -290,8 +237,8 @@ def test_a_pmap_in_a_pmap_stays(mesh):
     wanted = 28 * 4 + 10 * np.arange(4)[:, None] + np.arange(2)[None]
 
     np.testing.assert_allclose(rewrite(_nested, mesh=mesh)(x), wanted)
-    ((outcome, _, why),) = told_of_pmaps(_nested, x, mesh=mesh)
-    assert (outcome, why) == (("refused", "it has a pmap inside") if mesh else ("noted", ""))
+    (finding,) = remesh.plan_remesh(jax.make_jaxpr(_nested)(x), mesh).findings
+    assert finding.why == ("it has a pmap inside" if mesh else "")
 
 
 # ---- refused, and left alone
@@ -300,24 +247,27 @@ _EXPLICIT = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
 _NO_AXIS = "no axis of the mesh ('data': 4, 'model': 2) has the size 8 of 'i'"
 _TYPED = "the mesh has axes that are not Auto, on which shardings are types"
 _OUTSIDE = "it has devices that are not in the mesh"
-_REFUSED = {
-    "no axis of its size": (8, {}, _WIDE, _NO_AXIS),
-    "devices outside": (4, {"devices": jax.devices()[4:]}, _FOUR, _OUTSIDE),
-    "typed axes": (4, {}, _EXPLICIT, _TYPED),
+_NOTED = "is a shard_map on a mesh of its own"
+# By name: the size, options of the pmap, the mesh, and what is said, with the reason.
+_STAYS = {
+    "no axis of its size": (8, {}, _WIDE, ("refused", "stays", _NO_AXIS)),
+    "devices outside": (4, {"devices": jax.devices()[4:]}, _FOUR, ("refused", "stays", _OUTSIDE)),
+    "typed axes": (4, {}, _EXPLICIT, ("refused", "stays", _TYPED)),
+    "no mesh": (4, {}, None, ("noted", _NOTED, "")),
 }
 
 
 @_PMAPS
-@pytest.mark.parametrize("name", _REFUSED)
+@pytest.mark.parametrize("name", _STAYS)
 def test_a_pmap_that_cannot_be_moved_stays(name, pmap):
-    size, options, mesh, why = _REFUSED[name]
+    size, options, mesh, (outcome, what, why) = _STAYS[name]
     mapped = pmap(lambda x: lax.psum(x, "i"), "i", **options)
     fun, x = lambda x: mapped(x) * 2, numbers(size, 3)
 
     assert_same(rewrite(fun, mesh=mesh)(x), jax.jit(fun)(x))
-    (finding,) = [f for f in explain(fun, x, mesh=mesh).findings if f.outcome == "refused"]
-    assert (finding.code, finding.why) == ("JXD002", why)
-    assert finding.what == f"the pmap over 'i' of size {size} stays"
+    (finding,) = remesh.plan_remesh(jax.make_jaxpr(fun)(x), mesh).findings
+    assert (finding.code, finding.outcome, finding.why) == ("JXD002", outcome, why)
+    assert finding.what == f"the pmap over 'i' of size {size} {what}"
     assert finding.where.endswith(f"test_remesh.py:{line_of(fun)}")
 
 
@@ -328,11 +278,5 @@ def test_a_shard_map_of_the_user_stays_on_its_mesh():
 
     again = rewrite(fun)  # also after a pass that evaluates it anew
     for call in (fun, lambda x: again(x)):
-        assert told_of_pmaps(call, _X, mesh=_REVERSED) == []
+        assert remesh.plan_remesh(jax.make_jaxpr(call)(_X), _REVERSED).findings == ()
     assert_same(rewrite(fun, mesh=mesh_of(i=4))(_X), fun(_X))
-
-
-def test_without_a_mesh_it_is_noted():
-    fun = jax.pmap(lambda x: lax.psum(x, "i"), "i")
-    text = "the pmap over 'i' of size 4 is a shard_map on a mesh of its own"
-    assert told_of_pmaps(lambda x: fun(x), _X) == [("noted", text, "")]

@@ -84,7 +84,6 @@ def test_busy_is_rewritten_by_three_passes():
 _scanned = lambda f, x: lax.scan(lambda c, _: (jnp.sin(f(c)), None), x, length=3)[0]
 _square = lambda f: lambda x: (f(x) ** 3).sum()
 _TRANSFORMS = {
-    "nothing": lambda f: f,
     "jit": jax.jit,
     "rewrite": rewrite,
     "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
@@ -335,6 +334,7 @@ def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
 
     assert (rewritten.__name__, rewritten.__doc__) == ("_busy", _busy.__doc__)
     assert rewritten.__wrapped__ is _busy
+    assert re.match(r"<jax_dist.rewrite of _busy at .*mechanism.py:\d+", repr(rewritten))
     assert compiled_collectives(rewritten, _X) == {"all-reduce": 1}
     assert rewritten.report(_X).name == "_busy"
     # jax.jit copies the attributes of a function, `lower` among them.

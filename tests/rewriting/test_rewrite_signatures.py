@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from observing import mesh_of, no_compiles, numbers
@@ -141,7 +142,6 @@ def test_which_captures_are_lifted(name):
 
 def test_captures_error_raises_again_and_again():
     rewritten = rewrite(lambda x: x * _W, captures="error")
-
     for _ in range(2):
         with pytest.raises(ArgumentError, match=r"_W: float32\[4,100\], 1.6 kB"):
             rewritten(_X)
@@ -169,6 +169,21 @@ def test_a_lifted_array_is_placed_on_the_mesh_once_and_dies_with_the_function(of
     gc.collect()
     assert dead() is None
     assert _replicated() == []
+
+
+@_QUIET
+@pytest.mark.parametrize("make", [rewrite, jax_dist.pmap])
+def test_with_the_caches_of_jax_programs_and_captured_arrays_are_forgotten(make):
+    holder, counts = types.SimpleNamespace(), []
+    call = make(lambda x: x * holder.w)
+    for _ in range(3):
+        holder.w = jnp.ones((1, 300))
+        call(_X[:, :1])
+        jax.clear_caches()
+        gc.collect()
+        arrays = sum(array.shape == (1, 300) for array in jax.live_arrays())
+        counts.append((arrays, sum(isinstance(x, ClosedJaxpr) for x in gc.get_objects())))
+    assert counts[1] == counts[2]
 
 
 def _replicated():
@@ -204,6 +219,7 @@ _ARRAYS = {
     "replicated": lambda: jax.device_put(np.ones(3000), NamedSharding(_DEVICES, P())),
     "a key": lambda: jax.random.key(0),
 }
+_ON_ONE_DEVICE = ("NumPy", "of weak type", "a key")
 
 
 @_QUIET
@@ -219,28 +235,20 @@ def test_what_changed_after_the_trace_is_not_seen(shared_ones):
     np.testing.assert_allclose(rewritten(_X), 4 * _X, rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
-@pytest.mark.parametrize("kind", [*_ARRAYS])
+@_QUIET
+@pytest.mark.parametrize("kind", _ARRAYS)
 def test_a_captured_array_may_be_deleted_elsewhere(kind):
+    """Also of a program that is compiled ahead of time, which takes what the function takes."""
     array = _ARRAYS[kind]()
-    rewritten, x = rewrite(lambda x: x + _number_of(array)), np.arange(8.0, dtype=np.float32)
-    expected = jax.block_until_ready(rewritten(x))
+    fun, x = lambda x: x + _number_of(array), np.arange(8.0, dtype=np.float32)
+    mapped = jax.pmap(fun, "i")
+    expected, rewritten = jax.block_until_ready(fun(x)), rewrite(fun)
+    np.testing.assert_array_equal(rewritten(x), expected)
+    for function in (fun, lambda x: mapped(x)) if kind in _ON_ONE_DEVICE else ():
+        np.testing.assert_array_equal(rewrite(function).lower(x).compile()(x), expected)
     if not isinstance(array, np.ndarray):
         array.delete()
-
-    np.testing.assert_array_equal(rewritten(x), expected)
     np.testing.assert_allclose(rewritten(x + 1), expected + 1, rtol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
-@pytest.mark.parametrize("kind", ["NumPy", "of weak type", "a key"])
-def test_ahead_of_time_it_takes_what_the_function_takes(kind):
-    array = _ARRAYS[kind]()
-    draw = lambda x: x + _number_of(array)
-    mapped, x = jax.pmap(draw, "i"), np.arange(8.0, dtype=np.float32)
-
-    for function in (draw, lambda x: mapped(x)):
-        np.testing.assert_array_equal(rewrite(function).lower(x).compile()(x), draw(x))
 
 
 # ---- other ways to call it
@@ -272,13 +280,3 @@ def test_a_capture_of_a_pmap_inside_is_warned_of_once():
 
     (text,) = _heard(lambda: rewrite(lambda x: inner(x))(_X))
     assert "They are arguments of the program now" in text
-
-
-def test_a_trace_that_fails_is_made_again():
-    fails = [RuntimeError("not now"), RuntimeError("not now"), mock.DEFAULT]
-    fun = mock.Mock(side_effect=fails, wraps=lambda x: x + 1)
-    rewritten = rewrite(lambda x: fun(x))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="not now"):
-            rewritten(_X)
-    np.testing.assert_allclose(rewritten(_X), _X + 1, rtol=1e-6)
