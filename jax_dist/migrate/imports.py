@@ -19,48 +19,55 @@ _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def tidy(before: Module, after: Module) -> bytes:
-    """Return the code of `after` without the definitions and imports that only `before` used.
+    """Return the code of `after` without the imports and definitions that only `before` reads.
 
-    What was unused before stays: it may be there for others.
+    What `before` does not read either stays, since other files may use it.
     """
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
     edits: list[Edit] = []
     for statement in after.tree.body:
-        if not isinstance(statement, ast.Import | ast.ImportFrom):
-            continue
-        unused = [
-            alias
-            for alias in statement.names
-            if alias.asname != alias.name  # `import a as a` re-exports
-            and _is_read(before, name := alias.asname or alias.name.partition(".")[0])
-            and not _is_read(after, name)
-            and not _is_of_project(statement, alias)  # its import may have effects
-        ]
-        edits += _removals(after, statement, unused, edits[-1] if edits else None)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            unused = [x for x in statement.names if _is_unused(before, after, statement, x)]
+            edits += _import_edits(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
 
 
+def _is_unused(
+    before: Module, after: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
+) -> bool:
+    """Return whether the migration removed the last read of an import that has no other effect."""
+    name = alias.asname or alias.name.partition(".")[0]
+    if alias.asname == alias.name or _is_of_project(statement, alias):
+        return False  # `import a as a` re-exports; a file of the project may have effects
+    return _is_read(before, name) and not _is_read(after, name)
+
+
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
-    """Yield the removals of definitions that only `before` read, such as `n = len(devices)`."""
-    was_read = {
-        (_names(before, scope), name)
+    """Yield the removals of definitions that only `before` reads, such as `n = len(devices)`.
+
+    They are of variables without effects and of functions: local ones, and those named `_name`.
+    """
+    read_before = {
+        (_qualified_scope(before, scope), name)
         for scope in before.scopes.all
         for name in scope.bindings
         if before.reads(scope, name)
     }
     for scope in after.scopes.all:
         for name, bindings in scope.bindings.items():
-            is_private = scope is not after.scopes.module or name.startswith("_")
-            is_unused = (_names(after, scope), name) in was_read and not after.reads(scope, name)
-            is_made_here = [binding.kind for binding in bindings] in (["def"], ["assign"])
-            if is_private and is_unused and is_made_here:
-                statement = after.statement(bindings[0].node)
-                body = getattr(after.parent(statement), "body", ())
-                is_alone = len(body) == 1 or any(map(str.strip, after.margins(statement)))
-                if _is_free_of_effects(after, statement) and not is_alone:
-                    yield _remove_with_blank_lines(after, statement)
+            was_read = (_qualified_scope(after, scope), name) in read_before
+            is_public = scope is after.scopes.module and not name.startswith("_")
+            if is_public or not was_read or after.reads(scope, name):
+                continue
+            if [binding.kind for binding in bindings] not in (["def"], ["assign"]):
+                continue
+            statement = after.statement(bindings[0].node)
+            is_only_one = len(getattr(after.parent(statement), "body", ())) == 1
+            shares_line = any(map(str.strip, after.margins(statement)))
+            if _has_no_effects(after, statement) and not is_only_one and not shares_line:
+                yield _remove_with_blank_lines(after, statement)
 
 
 def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
@@ -73,14 +80,14 @@ def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
 
 
-def _names(module: Module, scope: NameScope) -> tuple[str, ...]:
-    """Return the names of a scope and those around it, which identify it in both texts."""
+def _qualified_scope(module: Module, scope: NameScope) -> tuple[str, ...]:
+    """Return the names of a scope and of those around it: ("step", "Trainer") of its method."""
     nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
     return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))
 
 
-def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
-    """Return whether a statement may go: it defines a function or calls functions in `_PURE`."""
+def _has_no_effects(module: Module, statement: ast.stmt) -> bool:
+    """Return whether a statement only defines a function, or a variable by calls of `_PURE`."""
     match statement:
         case ast.FunctionDef(decorator_list=[]):
             return True
@@ -116,25 +123,26 @@ def _strings(module: Module) -> list[str]:
     return [text for text in texts if ">>>" in text or sources.parses(text.strip().encode())]
 
 
-def _removals(
+def _import_edits(
     module: Module,
     statement: ast.Import | ast.ImportFrom,
     unused: list[ast.alias],
-    above: Edit | None,
+    previous: Edit | None,
 ) -> list[Edit]:
-    """Return the edits that take the names `unused` out of an import.
+    """Return the edits that remove the names `unused` from an import.
 
-    `above` is the removal before it. Of two blank lines that a removal would join, one goes too.
+    The import stays if a comment or another statement shares its line. `previous` is the edit of
+    the import above: two blank lines around removed imports become one.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:
-        return []  # a comment may be the reason why it is there
+        return []
     if len(unused) < len(statement.names):
         return remove_names(module, statement, unused)
     if before.strip() or after.strip():
-        return []  # another statement shares its line
+        return []
     edit, code = module.line_edit(statement), module.source.code
-    top = edit.start if above is None or above.end != edit.start else above.start
-    is_under_blank = not code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
-    is_above_blank = is_under_blank and code[edit.end : edit.end + 1] == b"\n"
-    return [Edit(edit.start, edit.end + is_above_blank, "")]
+    start = previous.start if previous and previous.end == edit.start else edit.start
+    line_above = code[:start].removesuffix(b"\n").rpartition(b"\n")[2]
+    between_blanks = not line_above.strip() and code[edit.end : edit.end + 1] == b"\n"
+    return [Edit(edit.start, edit.end + between_blanks, "")]

@@ -1,4 +1,4 @@
-"""Expressions around values: calls and their arguments, containers, and reads of lists."""
+"""Expressions around arrays: calls and their arguments, containers, and reads of lists."""
 
 import ast
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.semantic_model import Module
+
+_GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
 def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
@@ -21,26 +23,34 @@ def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
 
     That is so if it is decorated, has no name of its own, or is passed on as a value.
     """
-    if getattr(function, "decorator_list", ()):
+    reads = None if _is_decorated(function) else functions.reads(module, function)
+    if reads is None:
         return None
-    function_reads = functions.reads(module, function)
-    if function_reads is None:
-        return None
-    calls = [call for call in map(module.call_of, function_reads) if call is not None]
-    return calls if len(calls) == len(function_reads) else None
+    calls = [call for call in map(module.call_of, reads) if call is not None]
+    return calls if len(calls) == len(reads) else None
+
+
+def results_of(function: scopes.Function) -> list[ast.expr]:
+    """Return the expressions that a function may return; [] if a decorator may change them."""
+    return [] if _is_decorated(function) else functions.returned_values(function)
+
+
+def _is_decorated(function: scopes.Function) -> bool:
+    return bool(getattr(function, "decorator_list", ()))  # a lambda has none
 
 
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
-    """Return what a call passes for `parameter`, or else its default.
+    """Return what a call passes for `parameter` of its function, or else the parameter's default.
 
     None if it has neither, or if `*args` or `**kwargs` may hold it.
     """
     signature = function.args
-    named = [*signature.posonlyargs, *signature.args]
-    is_method = isinstance(module.parent(function), ast.ClassDef)
-    positional = named[1:] if is_method else named  # `self` is not passed
+    positional = [*signature.posonlyargs, *signature.args]
+    with_default = positional[len(positional) - len(signature.defaults) :] + signature.kwonlyargs
+    if isinstance(module.parent(function), ast.ClassDef):
+        positional = positional[1:]  # a method's `self` is not passed
     for keyword in call.keywords:
         if keyword.arg == parameter.arg:
             return keyword.value
@@ -51,13 +61,12 @@ def argument_of(
             return argument
     if any(keyword.arg is None for keyword in call.keywords):
         return None
-    with_default = named[len(named) - len(signature.defaults) :] + signature.kwonlyargs
     defaults = [*signature.defaults, *signature.kw_defaults]
     return dict(zip(with_default, defaults, strict=True)).get(parameter)
 
 
 def parameter_of(module: Module, argument: ast.expr, call: ast.Call) -> ast.arg | None:
-    """Return the parameter that gets an argument of a call.
+    """Return the parameter `p` of `def f(p)` for the argument `x` of `f(x)`.
 
     None if the function, or one of its calls, is not in this file.
     """
@@ -71,43 +80,48 @@ def parameter_of(module: Module, argument: ast.expr, call: ast.Call) -> ast.arg 
 
 
 def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
-    """Return the calls that return a node, and its index in a returned tuple (None: no tuple).
+    """Return the calls of the function that returns an expression, and its index in the tuple.
 
-    There are none if the node is not returned, or not to this file alone.
+    For `x` in `return n, x` the index is 1, for `return x` None. There are no calls if it is not
+    returned, or if other files may call the function.
     """
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
-        statement, index = module.parent(statement), statement.elts.index(node)
+        index, statement = statement.elts.index(node), module.parent(statement)
     function = module.function(node)
     if not isinstance(statement, ast.Return) or not isinstance(function, ast.FunctionDef):
         return [], None
     return callers(module, function) or [], index
 
 
-def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
-    """Return the calls `get_metrics(listed)` of Flax; None if other code reads the list too."""
-    scope_and_bindings = module.scope(listed).lookup(listed.id)
-    lists = (b for b in module.reaching(listed) or () if not isinstance(b.value, ast.Call))
-    bindings = {id(binding.node) for binding in lists}  # not `metrics = get_metrics(metrics)`
-    reads: list[ast.Call] = []
-    for load in module.reads(scope_and_bindings[0], listed.id) if scope_and_bindings else ():
-        if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
-            continue  # of another value of that name
-        parent: Any = module.parent(load)
-        is_argument = isinstance(parent, ast.Call) and parent.args == [load]
-        name = module.qualified_name(parent.func) if is_argument else ""
-        if name == "flax.training.common_utils.get_metrics":
-            reads.append(parent)
-            continue
-        is_method = isinstance(parent, ast.Attribute) and parent.attr in ("append", "clear")
-        if not is_method and not isinstance(parent, ast.If | ast.UnaryOp):
-            return None
-    return reads or None
+def get_metrics_calls(module: Module, metrics: ast.Name) -> list[ast.Call]:
+    """Return the calls of Flax's `get_metrics(xs)` that read the list `xs` of a name.
+
+    [] if anything else reads it but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
+    """
+    lookup = module.scope(metrics).lookup(metrics.id)
+    # Not `xs = get_metrics(xs)`, which binds another value to the name.
+    bindings = (b for b in module.reaching(metrics) or () if not isinstance(b.value, ast.Call))
+    lists = {binding.node for binding in bindings}
+    calls: list[ast.Call] = []
+    for read in module.reads(lookup[0], metrics.id) if lookup else ():
+        if lists.isdisjoint(binding.node for binding in module.reaching(read) or ()):
+            continue  # it reads another value of the name
+        match module.parent(read):
+            case ast.Call(func=func, args=[argument]) as call if (
+                argument is read and module.qualified_name(func) == _GET_METRICS
+            ):
+                calls.append(call)
+            case ast.Attribute(attr="append" | "clear") | ast.If() | ast.UnaryOp():
+                pass
+            case _:
+                return []
+    return calls
 
 
-def loop_item(module: Module, load: ast.expr) -> ast.Name | None:
-    """Return the target `y` of `for name, y in x.items()`, where `load` is `x`; else None."""
-    items = module.parent(load)
+def loop_item(module: Module, read: ast.expr) -> ast.Name | None:
+    """Return the target `y` of `for name, y in x.items()`, where `read` is `x`; else None."""
+    items = module.parent(read)
     if not isinstance(items, ast.Attribute) or items.attr != "items":
         return None
     match getattr(module.parent(module.parent(items)), "target", None):
@@ -116,24 +130,24 @@ def loop_item(module: Module, load: ast.expr) -> ast.Name | None:
     return None
 
 
-def waits(module: Module, call: ast.Call) -> bool:
-    """Return whether a call only waits for a value to be computed."""
-    is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
-    return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
+def only_waits(module: Module, call: ast.Call) -> bool:
+    """Return whether a call waits for arrays: `block_until_ready(x)`, `timer(wait_for=x)`."""
+    is_of_jax = module.qualified_name(call.func) == "jax.block_until_ready"
+    return is_of_jax or [keyword.arg for keyword in call.keywords] == ["wait_for"]
 
 
-def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of a tuple, list or dict, nested ones too; of all else the node itself."""
+def elements_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the elements of a tuple, list or dict as written, nested ones too; else the node."""
     match node:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Dict(values=elements):
             pass
-        case ast.Call(args=[], keywords=words) if words and _makes_dict(module, node):
-            parts = [word.value for word in words]
+        case ast.Call(args=[], keywords=keywords) if keywords and _makes_dict(module, node):
+            elements = [keyword.value for keyword in keywords]
         case _:
             yield node
             return
-    for part in parts:
-        yield from parts_of(module, part)
+    for element in elements:
+        yield from elements_of(module, element)
 
 
 def _makes_dict(module: Module, call: ast.Call) -> bool:
@@ -142,16 +156,27 @@ def _makes_dict(module: Module, call: ast.Call) -> bool:
     return is_dict or (module.qualified_name(call.func) or "").startswith("flax.core.")
 
 
-def container_around(module: Module, node: ast.expr) -> ast.expr | None:
-    """Return the tuple, list or dict that has an expression as a part; None if there is none."""
-    parent = module.parent(node)
-    if isinstance(parent, ast.keyword):
-        parent = module.parent(parent)
-        return parent if isinstance(parent, ast.Call) and _makes_dict(module, parent) else None
-    is_store = isinstance(getattr(parent, "ctx", None), ast.Store)
-    return parent if isinstance(parent, ast.Tuple | ast.List | ast.Dict) and not is_store else None
+def _container_of(module: Module, node: ast.expr) -> ast.expr | None:
+    """Return the tuple, list or dict of which an expression is an element; None without one."""
+    match module.parent(node):
+        case ast.keyword() as keyword:
+            call = module.parent(keyword)
+            return call if isinstance(call, ast.Call) and _makes_dict(module, call) else None
+        case ast.Tuple(ctx=ast.Load()) | ast.List(ctx=ast.Load()) | ast.Dict() as container:
+            return container
+    return None
 
 
-def results_of(function: scopes.Function) -> list[ast.expr] | None:
-    """Return all that a function may return; None if it is decorated."""
-    return None if getattr(function, "decorator_list", ()) else functions.returned_values(function)
+def receiving_call(module: Module, node: ast.expr) -> tuple[ast.Call | None, ast.expr]:
+    """Return the call that gets an expression (None: there is none), and its argument.
+
+    For `x` in `f(n, {"w": x})`, the argument is the dict.
+    """
+    argument: Any = node
+    while (container := _container_of(module, argument)) is not None:
+        argument = container
+    call = module.parent(argument)
+    if isinstance(call, ast.keyword):
+        call = module.parent(call)
+    is_call = isinstance(call, ast.Call) and call.func is not argument
+    return call if is_call else None, argument  # type: ignore[return-value] # a call
