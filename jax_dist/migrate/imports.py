@@ -28,27 +28,21 @@ def tidy(before: Module, after: Module) -> bytes:
     edits: list[Edit] = []
     for statement in after.tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            unused = [x for x in statement.names if _is_unused(before, after, statement, x)]
+            names = [x for x in statement.names if not _is_of_project(statement, x)]
+            unused = [x for x in names if _is_unused(before, after, x)]
             edits += _import_edits(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
 
 
-def _is_unused(
-    before: Module, after: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
-) -> bool:
-    """Return whether the migration removed the last read of an import that has no other effect."""
+def _is_unused(before: Module, after: Module, alias: ast.alias) -> bool:
+    """Return whether only `before` reads an imported name; not `import a as a`, a re-export."""
     name = alias.asname or alias.name.partition(".")[0]
-    if alias.asname == alias.name or _is_of_project(statement, alias):
-        return False  # `import a as a` re-exports; a file of the project may have effects
-    return _is_read(before, name) and not _is_read(after, name)
+    return alias.asname != alias.name and _is_read(before, name) and not _is_read(after, name)
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
-    """Yield the removals of definitions that only `before` reads, such as `n = len(devices)`.
-
-    They are of variables without effects and of functions: local ones, and those named `_name`.
-    """
+    """Yield the removals of local and `_private` definitions that only `before` reads."""
     read_before = {
         (_qualified_scope(before, scope), name)
         for scope in before.scopes.all
@@ -129,10 +123,9 @@ def _import_edits(
     unused: list[ast.alias],
     previous: Edit | None,
 ) -> list[Edit]:
-    """Return the edits that remove the names `unused` from an import.
+    """Return the edits that remove the names `unused` from an import without a comment.
 
-    The import stays if a comment or another statement shares its line. `previous` is the edit of
-    the import above: two blank lines around removed imports become one.
+    `previous` is the edit of the import above: of the blank lines around both, one goes too.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:

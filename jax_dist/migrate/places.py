@@ -37,10 +37,7 @@ class Place:
     def of_node(
         cls, module: Module, node: ast.AST, code: Code, status: Status = "done", **fields: Any
     ) -> "Place":
-        """Return the place of an AST node, with its path, line, notebook cell and source text.
-
-        `fields` are further fields of the place, such as `form="shard_map"`.
-        """
+        """Return the place of an AST node; `fields` are more of it, as `form="shard_map"`."""
         path, position = module.source.path, module.source.position(module.span(node)[0])
         text = module.text(node)
         return cls(path, position.line, position.cell, code, status, text, **fields)

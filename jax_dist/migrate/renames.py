@@ -54,59 +54,40 @@ class Renames:
         ]
 
     def _place_of_pmap(self, site: Site) -> PlannedPlace:
-        """Return the place of a reference to pmap, with the fix that renames it.
-
-        A read of an alias, as of `p` below `p = jax.pmap`, has no fix: its definition is fixed.
-        """
+        """Return the place of a reference to pmap, with the fix that renames it."""
         module, reference = self._module, site.reference
         # Python 3.11 knows no positions in an f-string.
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
             by_hand = "Take it out of the string, then migrate again."
             error = CannotMigrate("pmap is inside an f-string", by_hand)
             return PlannedPlace.left(module, reference, error)
+        fix = self._fix(reference)
+        reason = "an alias, which changes where it is defined" if fix is None else ""
+        fields = {"reason": reason, "form": self._target, "is_mapped": site.is_application}
+        return PlannedPlace(Place.of_node(module, reference, _codes.PMAP_CALL, **fields), fix)
+
+    def _fix(self, reference: ast.expr) -> Fix | None:
+        """Return the fix of `jax.pmap` or of the import of `pmap`; None for a read of an alias."""
+        module, names = self._module, names_of(self._module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
-            fix = self._rename_attribute(reference)
-        else:
-            fix = self._fix_import(reference)
-        remark = "an alias, which changes where it is defined" if fix is None else ""
-        place = Place.of_node(
-            module,
-            reference,
-            _codes.PMAP_CALL,
-            reason=remark,
-            form=self._target,
-            is_mapped=site.is_application,
-        )
-        return PlannedPlace(place, fix)
-
-    def _rename_attribute(self, reference: ast.Attribute) -> Fix | None:
-        """Return the fix from `jax.pmap` to `jax_dist.pmap`; None for an alias, `utils.my_pmap`."""
-        dotted = f"{self._module.qualified_name(reference.value)}.{reference.attr}"
-        is_pmap = dotted in names_of(self._module, "pmap", self._target)
-        return self._rename(reference, "pmap") if is_pmap else None
-
-    def _fix_import(self, reference: ast.expr) -> Fix | None:
-        """Return the fix from `from jax import pmap` to an import of the target's function.
-
-        `reference` is a read of the imported name. None if it is an alias, not imported from jax.
-        """
-        module = self._module
+            dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
+            return self._rename(reference, "pmap") if dotted in names else None
         lookup = module.scope(reference).lookup(getattr(reference, "id", ""))
         bindings = lookup[1] if lookup is not None else []
-        names = names_of(module, "pmap", self._target)
-        if len(bindings) != 1 or module.absolute(bindings[0].target) not in names:
-            return None
-        alias: Any = bindings[0].node
-        statement = module.statement(alias)
+        is_import = len(bindings) == 1 and module.absolute(bindings[0].target) in names
+        return self._fix_import(bindings[0].node) if is_import else None
+
+    def _fix_import(self, alias: Any) -> Fix:
+        """Return the fix that takes a name out of `from jax import pmap` and imports another."""
+        statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
-        name = alias.asname or alias.name
-        to_library = self._target == "jax_dist"
-        source, new = ("jax_dist", "pmap") if to_library else (self._vendored, "mapped")
+        name, is_library = alias.asname or alias.name, self._target == "jax_dist"
+        source, new = ("jax_dist", "pmap") if is_library else (self._vendored, "mapped")
         line = f"from {source} import {new}{'' if new == name else f' as {name}'}"
         if len(statement.names) == 1:
-            edits, imports = [Edit(*module.span(statement), line)], ()
+            edits, imports = [Edit(*self._module.span(statement), line)], ()
         else:
-            edits, imports = new_imports.remove_names(module, statement, [alias]), (line,)
+            edits, imports = new_imports.remove_names(self._module, statement, [alias]), (line,)
         return Fix("import pmap from elsewhere", Safety.SAFE, tuple(edits), imports)
 
     def _places_of_device_puts(self) -> Iterator[PlannedPlace]:
@@ -120,10 +101,7 @@ class Renames:
                 yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
-        """Return the fix that replaces a name by a function of the target, with its import.
-
-        `jax.pmap` becomes `jax_dist.pmap` or `mapped`; for `function`, see `names_of`.
-        """
+        """Return the fix from `jax.pmap` to `jax_dist.pmap` or `mapped`, with its import."""
         if self._target == "jax_dist":
             name, imports = self._module.name_for(f"jax_dist.{function}", node)
         else:
@@ -132,10 +110,9 @@ class Renames:
         return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
 
     def _name_of_vendored(self, function: str) -> tuple[str, tuple[str, ...]]:
-        """Return the name for a function of the vendored module, and the imports it needs.
+        """Return a free name for a vendored function, with its import; or the one it has already.
 
-        `("mapped", ("from _mapped import mapped",))`, or `("f", ())` below `from _mapped import
-        mapped as f`. A name that the file binds already is not taken.
+        `("mapped", ("from _mapped import mapped",))`; below that import, `("mapped", ())`.
         """
         for name, bindings in self._module.scopes.module.bindings.items():
             if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
@@ -180,10 +157,9 @@ def places_of_rules(
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
-    """Return the dotted names of a function that `target` replaces: "jax.pmap", "jax_dist.pmap"...
+    """Return the names of "pmap" or "device_put_..." that a target replaces: "jax.pmap", ...
 
-    `function` is "pmap", "device_put_replicated" or "device_put_sharded". The name that the target
-    itself gives it is not among them.
+    Also those that other targets give it, as "jax_dist.pmap" and "pkg._mapped.mapped".
     """
     names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
     if target != "jax_dist":

@@ -30,8 +30,7 @@ def is_read(node: ast.AST) -> bool:
 def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Sequence[Span]]:
     """Return by line the byte spans of the reads among `nodes` that a marker can be put around.
 
-    Of reads inside each other, as `x` in `f(x)`, only the outermost is marked; none is in a
-    notebook, an f-string or a pattern.
+    Not of `x` inside `f(x)` if that is one too; not in a notebook, an f-string or a pattern.
     """
     source = module.source
     is_plain = source.written(source.code) == source.code  # offsets are those in the file

@@ -19,8 +19,7 @@ _FILE = f"{VENDORED}.py"
 def home_of(module: Module) -> tuple[str, str]:
     """Return the path of the vendored module for a file, and the name to import it by.
 
-    Such as `("/src/pkg/_mapped.py", "pkg._mapped")`; "_mapped" beside a script or a notebook, and
-    "..._mapped" in a package whose files import each other by dots.
+    Such as `("/src/pkg/_mapped.py", "pkg._mapped")`; the name may be relative, "..._mapped".
     """
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
@@ -36,10 +35,7 @@ def home_of(module: Module) -> tuple[str, str]:
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
-    """Yield the vendored modules that changed files import and that do not exist yet.
-
-    Raises MisuseError if a file of the project has the path of one.
-    """
+    """Yield the vendored modules that changed files import and that do not exist yet."""
     text = Path(__file__).with_name("_mapped.py").read_bytes()  # always the same
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
@@ -52,23 +48,17 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
 
 
 def _package_by_files(folder: str) -> str:
-    """Return the outermost package around the files of a folder: its path, or "" without one.
-
-    A folder whose name no import can hold, as a checkout of `my-project`, is none.
-    """
+    """Return the outermost package around the files of a folder: its path, or "" without one."""
     package = ""
     while os.path.isfile(os.path.join(folder, "__init__.py")):
-        if not os.path.basename(folder).isidentifier():
+        if not os.path.basename(folder).isidentifier():  # as a checkout of `my-project`
             break
         package, folder = folder, os.path.dirname(folder)
     return package
 
 
 def _package_by_imports(module: Module, folder: str) -> str:
-    """Return the folder around a file that has the name of a package it imports; "": none has.
-
-    A file in `/src/pkg/tools` with `import pkg.utils` is of the package `/src/pkg`.
-    """
+    """Return `/src/pkg` for a file in `/src/pkg/tools` that imports `pkg.utils`; "" for none."""
     scopes = module.scopes.all
     bindings = (b for scope in scopes for same_name in scope.bindings.values() for b in same_name)
     roots = {b.target.partition(".")[0] for b in bindings if b.target} - KNOWN

@@ -7,13 +7,13 @@ import ast
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax_dist.lint.model import pmaps, scopes, stacking
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.shard_map.expressions import argument_of, results_of
+from jax_dist.migrate.shard_map import flow
 
 _MAX_DEPTH = 4  # of functions that call each other
 _KEEP_AXIS = frozenset(
@@ -31,7 +31,7 @@ class AxisChange:
     """
 
     kind: Kind | None
-    operand: ast.expr
+    operand: Any  # of an expression, `x`; of a function, its parameter
     to_host: bool = False  # whether it may give NumPy arrays
 
 
@@ -63,10 +63,7 @@ class AxisChanges:
         return change.operand if change and change.kind is None and not change.to_host else None
 
     def _change_of(self, node: ast.AST | None) -> AxisChange | None:
-        """Return what nested calls do to their innermost operand.
-
-        `jnp.asarray(replicate(x))` adds the axis to `x`. None for an expression that is no call.
-        """
+        """Return what nested calls, `jnp.asarray(replicate(x))`, do to the operand `x`; or None."""
         if not isinstance(node, ast.Call):
             return None
         if node not in self._changes:
@@ -84,8 +81,7 @@ class AxisChanges:
     ) -> AxisChange | None:
         """Return what the outermost call of an expression does to the device axis; None if unknown.
 
-        `is_leaf`: the operand is one array, so that methods and `x[0]` count as well: the
-        expression is of the function `f` in `tree.map(f, tree)`.
+        `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
         """
         stacked = stacking.stacking(module, node)
         if stacked is not None:
@@ -98,16 +94,15 @@ class AxisChanges:
                 return AxisChange(None, operand, to_host=name in _TO_HOST)
             case ast.Call(args=[fun, tree]) if name in stacking.TREE_MAPS:
                 function = self._definition(module, fun)
-                change = self._change_by_function(function, depth, is_leaf=True)
+                change = function and self._change_by_function(function, depth, is_leaf=True)
                 return change and dataclasses.replace(change, operand=tree)
             case ast.Call(func=fun, args=[_, *_]):
                 function = self._definition(module, fun)
-                change = self._change_by_function(function, depth)
-                if function is None or change is None or not isinstance(change.operand, ast.Name):
+                change = function and self._change_by_function(function, depth)
+                if function is None or change is None:
                     return None
-                parameters = scopes.parameters(function.node.args)
-                parameter = next(p for p in parameters if p.arg == change.operand.id)
-                argument = argument_of(function.module, node, function.node, parameter)
+                home, parameter = function.module, change.operand
+                argument = flow.argument_of(home, node, function.node, parameter)
                 return argument and dataclasses.replace(change, operand=argument)
         return None
 
@@ -117,54 +112,48 @@ class AxisChanges:
         if function is not None:
             return _Function(module, function)
         dotted_module, _, name = (module.qualified_name(fun) or "").rpartition(".")
-        path = self._project.file(
-            dotted_module, os.path.dirname(os.path.abspath(module.source.path))
-        )
+        folder = os.path.dirname(os.path.abspath(module.source.path))
+        path = self._project.file(dotted_module, folder)
         other = self._project.opened(path) if dotted_module and path else None
         bindings = other.scopes.module.bindings.get(name, ()) if other else ()
         node = bindings[0].node if len(bindings) == 1 else None
         return _Function(other, node) if other and isinstance(node, ast.FunctionDef) else None
 
     def _change_by_function(
-        self, function: _Function | None, depth: int, *, is_leaf: bool = False
+        self, function: _Function, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
         """Return what a function does to the parameter that it returns; None if unknown.
 
-        The change's operand is the name of that parameter. All branches of the function must agree:
-        `return x if jax.device_count() == 1 else replicate(x)` adds the axis.
+        `return x if n == 1 else replicate(x)` adds the axis to `x`: of several branches, some may
+        keep it.
         """
-        if function is None or depth >= _MAX_DEPTH:
+        results = flow.results_of(function.node) if depth < _MAX_DEPTH else []
+        branches = [branch for result in results for branch in _branches(result)]
+        of_leaf = {"is_leaf": is_leaf}
+        changes = [self._change_of_parameter(function, x, depth, **of_leaf) for x in branches]
+        known = [change for change in changes if change is not None]
+        kinds = {change.kind for change in known} - {None}
+        parameters = {change.operand for change in known}
+        if len(known) < len(changes) or len(kinds) > 1 or len(parameters) != 1:
             return None
-        changes: list[AxisChange] = []
-        for result in results_of(function.node):
-            for branch in _branches(result):
-                change = self._change_of_parameter(function, branch, depth, is_leaf=is_leaf)
-                if change is None:
-                    return None
-                changes.append(change)
-        kinds = {change.kind for change in changes} - {None}
-        parameters = {ast.unparse(change.operand) for change in changes}
-        if len(kinds) > 1 or len(parameters) != 1:
-            return None
-        to_host = any(change.to_host for change in changes)
-        return AxisChange(next(iter(kinds), None), changes[0].operand, to_host)
+        to_host = any(change.to_host for change in known)
+        return AxisChange(next(iter(kinds), None), parameters.pop(), to_host)
 
     def _change_of_parameter(
         self, function: _Function, result: ast.expr, depth: int, *, is_leaf: bool
     ) -> AxisChange | None:
         """Return what a result does to the parameter that it is computed from; None if unknown."""
-        module, signature = function.module, function.node.args
-        names = {parameter.arg for parameter in scopes.parameters(signature)}
+        parameters = {x.arg: x for x in scopes.parameters(function.node.args)}
         change: AxisChange | None = AxisChange(None, result)
         while change is not None:  # inwards, from the result to the parameter
-            value = module.value(change.operand)
-            if value is not None:  # of a variable
+            operand = change.operand
+            parameter = parameters.get(getattr(operand, "id", ""))
+            if (value := function.module.value(operand)) is not None:  # of a variable
                 change = dataclasses.replace(change, operand=value)
-            elif getattr(change.operand, "id", None) in names:
-                return change
+            elif parameter is not None:
+                return dataclasses.replace(change, operand=parameter)
             else:
-                operand = change.operand
-                inner = self._change_by_call(module, operand, depth + 1, is_leaf=is_leaf)
+                inner = self._change_by_call(function.module, operand, depth + 1, is_leaf=is_leaf)
                 change = inner and _compose(change, inner)
         return None
 

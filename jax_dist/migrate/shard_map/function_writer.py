@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_dist.lint.model import functions
 from jax_dist.migrate.shard_map.layouts import Layout
-from jax_dist.migrate.shard_map.mappings import MappedFunction
+from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.text import Call, Expression
 
@@ -22,7 +22,7 @@ class FunctionWriter:
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
 
-    def write(self, mapped: MappedFunction) -> None:
+    def write(self, mapped: Pmapped) -> None:
         """Replace the call or decorator of pmap by the new text; comments in it move above."""
         site = mapped.site
         kept = [*site.arguments.values()]
@@ -37,23 +37,19 @@ class FunctionWriter:
         else:
             self._write_decorator(mapped)
             self._write_body(mapped)
-        self._writer.insert_above(site.node, [*self._writer.comments(site.node, kept)])
+        self._writer.insert_above(site.node, self._writer.comments(site.node, kept))
 
     # --- calls
 
-    def _jit_call(self, mapped: MappedFunction, fun: str) -> Call:
-        """Return `jax.jit(jax.shard_map(fun, ...), ...)`, or `jax.jit(fun, in_shardings=..., ...)`.
-
-        Since shard_map takes arrays only, a new function binds the static arguments:
-        `jax.jit(step_over_devices, static_argnums=(0,))`.
-        """
+    def _jit_call(self, mapped: Pmapped, fun: str) -> Call:
+        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
         at, options = mapped.site.node, self._jit_options(mapped)
         if mapped in self._plan.reductions:
             function = self._pass_by_position(mapped, fun)
             options = [*self._shardings(mapped), *options]
             return Call(self._writer.import_name("jax.jit", at), [function, *options])
         body: Expression = self._shard_map_call(mapped, self._body(mapped, fun))
-        if mapped.static_argnums:
+        if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the others
             name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
             call = Call("mapped", mapped.dynamic_parameters)
             lines = [("mapped = ", body), ("return ", call)]
@@ -61,35 +57,34 @@ class FunctionWriter:
             body = name
         return Call(self._writer.import_name("jax.jit", at), [body, *options])
 
-    def _jit_options(self, mapped: MappedFunction) -> list[Expression]:
+    def _jit_options(self, mapped: Pmapped) -> list[Expression]:
         """Return the arguments `static_argnums=...` and `donate_argnums=...` that jit needs."""
         static, donated = mapped.static_argnums, mapped.option_texts.get("donate_argnums")
         options: list[Expression] = [f"static_argnums={static}"] if static else []
         return options if donated is None else [*options, f"donate_argnums={donated}"]
 
-    def _is_replicated(self, mapped: MappedFunction) -> list[bool]:
+    def _replicated_arguments(self, mapped: Pmapped) -> list[bool]:
         """Return for each argument that is not static whether its layout is REPLICATED."""
         layouts = self._plan.layouts.arguments
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
 
-    def _shardings(self, mapped: MappedFunction) -> list[Expression]:
+    def _shardings(self, mapped: Pmapped) -> list[Expression]:
         """Return `in_shardings=..., out_shardings=...`."""
         plan, at = self._plan, mapped.site.node
         replicated = plan.replicated(at, mapped)
-        ins = [replicated if x else plan.sharded(at, mapped) for x in self._is_replicated(mapped)]
+        arguments = self._replicated_arguments(mapped)
+        ins = [replicated if x else plan.sharded(at, mapped) for x in arguments]
         return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
-    def _shard_map_call(self, mapped: MappedFunction, body: Expression) -> Call:
+    def _shard_map_call(self, mapped: Pmapped, body: Expression) -> Call:
         """Return `jax.shard_map(body, mesh=..., ...)`; without the function if `body` is ""."""
         plan, at = self._plan, mapped.site.node
-        axis, results = plan.axis(mapped), plan.layouts.results
+        axis, layouts = plan.axis(mapped), plan.layouts
         spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
-        ins = [spec(is_replicated) for is_replicated in self._is_replicated(mapped)]
-        outs = [
-            spec(results[mapped, index] is Layout.REPLICATED)
-            for index in range(mapped.result_count)
-        ]
+        ins = [spec(is_replicated) for is_replicated in self._replicated_arguments(mapped)]
+        results = (layouts.results[mapped, index] for index in range(mapped.result_count))
+        outs = [spec(layout is Layout.REPLICATED) for layout in results]
         options: list[Expression] = [
             f"mesh={plan.mesh(at, mapped).variable}",
             _keyword("in_specs", ins),
@@ -101,11 +96,8 @@ class FunctionWriter:
 
     # --- functions around the mapped one
 
-    def _body(self, mapped: MappedFunction, fun: str) -> Expression:
-        """Return the function for shard_map: `fun`, or a new one if it has stacked arrays.
-
-        With static arguments, it is a lambda of the others: `lambda x: step(config, x)`.
-        """
+    def _body(self, mapped: Pmapped, fun: str) -> Expression:
+        """Return the function for shard_map: `fun`, or a new one around it that this defines."""
         is_stacked = any(self._plan.stacked_results(mapped))
         if is_stacked or self._plan.stacked_parameters(mapped):
             fun = self._define_on_device(mapped, fun)
@@ -113,14 +105,12 @@ class FunctionWriter:
             return self._pass_by_position(mapped, fun)
         if not mapped.static_argnums:
             return fun
+        # Of the arguments that are not static: `lambda x: step(config, x)`.
         head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
         return Call(head, mapped.parameters)
 
-    def _define_on_device(self, mapped: MappedFunction, fun: str) -> str:
-        """Define a function without the device axis of size 1 around `fun`; return its name.
-
-        Such as `def step_on_device(x): return jax.tree.map(lambda x: x[None], step(x[0]))`.
-        """
+    def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
+        """Define `def step_on_device(x): return step(x[0])[None]` for leaves; return its name."""
         at, results = mapped.site.node, self._plan.stacked_results(mapped)
         parameters = self._plan.stacked_parameters(mapped)
         tree_map = self._writer.import_name("jax.tree.map", at)
@@ -149,17 +139,14 @@ class FunctionWriter:
         self._writer.define(at, name, mapped.parameters, lines)
         return name
 
-    def _pass_by_position(self, mapped: MappedFunction, fun: str) -> str:
+    def _pass_by_position(self, mapped: Pmapped, fun: str) -> str:
         """Return `fun`, or `lambda x, rng: fun(x, rng=rng)` if it takes arguments by name only."""
         if not mapped.keyword_only:
             return fun
-        return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun).flat()}"
+        return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun)}"
 
-    def _call_of(self, mapped: MappedFunction, fun: str) -> Call:
-        """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`.
-
-        An expression that would mean something else inside a function gets a name above it.
-        """
+    def _call_of(self, mapped: Pmapped, fun: str) -> Call:
+        """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`."""
         arguments = [
             f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
         ]
@@ -177,11 +164,10 @@ class FunctionWriter:
                     return Call(_callee(text(inner)), arguments)
         return Call(_callee(fun), arguments)
 
-    def _needs_name(self, mapped: MappedFunction) -> bool:
-        """Return whether the code of the mapped function means something else inside a wrapper.
+    def _needs_name(self, mapped: Pmapped) -> bool:
+        """Return whether the mapped function's code means something else inside a new function.
 
-        As in `step = pmap(step)`, where a wrapper that calls `step` would call itself; and as
-        `partial(step, key)` in a wrapper with a parameter `key`.
+        As `step` of `step = pmap(step)`, and `partial(step, key)` for a parameter `key`.
         """
         module, fun = self._module, mapped.site.fun
         if isinstance(fun, ast.Lambda | ast.FunctionDef):
@@ -198,7 +184,7 @@ class FunctionWriter:
                     return True
         return False
 
-    def _result_names(self, mapped: MappedFunction) -> list[str]:
+    def _result_names(self, mapped: Pmapped) -> list[str]:
         """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
         for call in mapped.calls:
             targets = [target for target, _ in self._plan.variables.targets(call)]
@@ -209,11 +195,8 @@ class FunctionWriter:
 
     # --- decorators
 
-    def _write_decorator(self, mapped: MappedFunction) -> None:
-        """Replace `@pmap` by `@jax.jit` and `@partial(jax.shard_map, mesh=mesh, ...)` below it.
-
-        Or by `@partial(jax.jit, in_shardings=..., out_shardings=...)` alone.
-        """
+    def _write_decorator(self, mapped: Pmapped) -> None:
+        """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
         partial, jit = (writer.import_name(x, at) for x in ("functools.partial", "jax.jit"))
         is_jit = mapped in self._plan.reductions
@@ -226,11 +209,10 @@ class FunctionWriter:
             text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
         writer.replace(at, text)
 
-    def _write_call_below(self, mapped: MappedFunction) -> None:
-        """Turn the decorator of a function with static arguments into a call below it.
+    def _write_call_below(self, mapped: Pmapped) -> None:
+        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`.
 
-        `@partial(pmap, static_broadcasted_argnums=0)` on `def step` becomes `def _step`, with
-        `step = jax.jit(_step_over_devices, static_argnums=(0,))` below it.
+        Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
         """
         writer, function = self._writer, mapped.site.fun
         name = writer.free_name(f"_{function.name}")
@@ -241,11 +223,8 @@ class FunctionWriter:
         blank = "\n\n" if indent else "\n\n\n"
         writer.insert(self._module.span(function)[1], f"{blank}{indent}{text}")
 
-    def _write_body(self, mapped: MappedFunction) -> None:
-        """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`.
-
-        `jax.tree.map` does so for all leaves of a tree.
-        """
+    def _write_body(self, mapped: Pmapped) -> None:
+        """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
         function = mapped.site.fun
         tree_map = self._writer.import_name("jax.tree.map", function)
         lines = [
@@ -259,7 +238,7 @@ class FunctionWriter:
         is_stacked = self._plan.stacked_results(mapped)
         for node in functions.own_nodes(function):
             match node:
-                case ast.Return(value=ast.Tuple(elts=results)) if mapped.returns_tuple:
+                case ast.Return(value=ast.Tuple(elts=results)) if mapped.tuple_length:
                     pass
                 case ast.Return(value=ast.expr() as result):
                     results = [result]
@@ -280,7 +259,7 @@ def _callee(fun: str) -> str:
     return f"({fun})" if fun.startswith("lambda") else fun
 
 
-def _base_name(mapped: MappedFunction, fun: str) -> str:
+def _base_name(mapped: Pmapped, fun: str) -> str:
     """Return `step` for `self.step` or `partial(step, cfg)`; "step" too for other expressions."""
     name = fun.rpartition(".")[2]
     if name.isidentifier():

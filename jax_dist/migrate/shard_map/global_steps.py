@@ -12,7 +12,7 @@ from jax_dist.lint.model import functions, traced
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import CannotMigrate
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
-from jax_dist.migrate.shard_map.mappings import MappedFunction
+from jax_dist.migrate.shard_map.mappings import Pmapped
 
 _REDUCTIONS = ("jax.lax.pmean", "jax.lax.psum")
 _REASONS = {
@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def reductions(
-    module: Module, mapped: MappedFunction, layouts: Layouts, axis: str
+    module: Module, mapped: Pmapped, layouts: Layouts, axis: str
 ) -> dict[ast.Call, ast.expr]:
     """Return the calls `pmean(x, axis)` and `psum(x, axis)` that a jit drops, with their `x`.
 
@@ -71,7 +71,7 @@ def _reduction_arguments(module: Module, call: ast.Call) -> list[ast.expr]:
     return arguments
 
 
-def nodes_of(module: Module, mapped: MappedFunction) -> list[ast.AST]:
+def nodes_of(module: Module, mapped: Pmapped) -> list[ast.AST]:
     """Return the nodes of a step and of the functions that it calls, without decorators."""
     step = functions.innermost(module, mapped.site.fun)
     parts = [mapped.site.fun] if step is None else traced.reach(module, step)
@@ -81,7 +81,7 @@ def nodes_of(module: Module, mapped: MappedFunction) -> list[ast.AST]:
     return [node for node in nodes if node not in outside]
 
 
-def why_it_differs(module: Module, mapped: MappedFunction) -> str:
+def why_it_differs(module: Module, mapped: Pmapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
     nodes = [node for node in nodes_of(module, mapped) if module.holds(node)]
     text = "\n".join(module.text(node) for node in nodes if isinstance(node, ast.stmt))

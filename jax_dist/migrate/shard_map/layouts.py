@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.shard_map.expressions import elements_of
-from jax_dist.migrate.shard_map.mappings import MappedFunction
+from jax_dist.migrate.shard_map import flow
+from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.variables import Definition, Variable, Variables
 
 _MAX_UNKNOWN_READS = 6  # that get a call each; with more, the axis stays
@@ -26,23 +26,15 @@ class Layout(enum.Enum):
     STACKED = "stacked"  # P(axis): as pmap has it, `[devices, ...]`
 
 
-_LAYOUTS: dict[Kind | None, Layout] = {
-    Kind.REPLICATED: Layout.REPLICATED,
-    Kind.SPLIT: Layout.SHARDED,
-}
-
-
 class Layouts:
     """The layouts of the variables, arguments and results of a file's mapped functions."""
 
-    def __init__(
-        self, module: Module, mapped_functions: Sequence[MappedFunction], variables: Variables
-    ):
+    def __init__(self, module: Module, mapped_functions: Sequence[Pmapped], variables: Variables):
         self._module, self._variables = module, variables
         self._mapped_functions = mapped_functions
         self.of_variable: dict[Variable, Layout] = {x: self._initial(x) for x in variables.all}
-        self.arguments: dict[tuple[MappedFunction, int], Layout] = {}  # by position
-        self.results: dict[tuple[MappedFunction, int], Layout] = {}  # by index
+        self.arguments: dict[tuple[Pmapped, int], Layout] = {}  # by position
+        self.results: dict[tuple[Pmapped, int], Layout] = {}  # by index
         while self._update():
             pass
 
@@ -64,10 +56,7 @@ class Layouts:
         return Layout.REPLICATED if is_followed else Layout.STACKED
 
     def _definition_kind(self, definition: Definition) -> str:
-        """Return the kind of a definition; "replicate" if all mapped arguments of a call are.
-
-        As in `opt_state = pmap(optimizer.init)(replicate(params))`: each device computes the same.
-        """
+        """Return a definition's kind; "replicate" also for `pmap(optimizer.init)(replicate(x))`."""
         call = definition.mapped_call
         for mapped in self._mapped_functions:
             if call is not None and call in mapped.calls:
@@ -105,21 +94,24 @@ class Layouts:
 
     def layout_of(self, node: ast.expr) -> Layout:
         """Return an argument's layout; STACKED if unknown, or if its elements have several."""
-        elements = [*elements_of(self._module, node)]
+        elements = [*flow.elements_of(self._module, node)]
         if elements != [node]:
             return self._common_layout(elements)
         variable = self._variables.find(node)
         if variable is not None:
             return self.of_variable[variable]
         change = self._variables.changes.find(node)
-        return _LAYOUTS.get(change.kind, Layout.STACKED) if change else Layout.STACKED
+        if change is not None and change.kind is Kind.REPLICATED:
+            return Layout.REPLICATED
+        is_batch = change is not None and change.kind is Kind.SPLIT
+        return Layout.SHARDED if is_batch else Layout.STACKED
 
     def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
         """Return the layout that all expressions have; STACKED if they differ."""
         layouts = {*map(self.layout_of, nodes)}
         return layouts.pop() if len(layouts) == 1 else Layout.STACKED
 
-    def _result_layout(self, mapped: MappedFunction, index: int) -> Layout:
+    def _result_layout(self, mapped: Pmapped, index: int) -> Layout:
         """Return REPLICATED if only one copy is read of what each call's result is assigned to.
 
         Else STACKED. `loss` of `state, loss = step(state)` is the result at index 1.
@@ -132,7 +124,7 @@ class Layouts:
             if not targets and not isinstance(parent, ast.Expr):
                 change = self._variables.changes.find_unreplicate(parent)
                 is_unreplicate = change is not None and change.operand is call
-                is_replicated = is_unreplicate and not mapped.returns_tuple
+                is_replicated = is_unreplicate and mapped.tuple_length is None
                 return Layout.REPLICATED if is_replicated else Layout.STACKED
             for target, target_index in targets:
                 if target_index not in (None, index):
@@ -144,25 +136,21 @@ class Layouts:
                     return Layout.STACKED  # `x[0]` may be the first result of a tuple
         return Layout.REPLICATED
 
-    def _stack_arguments(self, mapped: MappedFunction, call: ast.Call) -> None:
+    def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Make the variables in a call's arguments STACKED if the function takes another layout."""
         for position, argument in enumerate(mapped.arguments(call)):
-            if position in mapped.static_argnums:
-                continue
-            for element in elements_of(self._module, argument):
-                variable = self._variables.find(element)
-                if variable is None:
-                    continue
+            is_static = position in mapped.static_argnums
+            elements = [] if is_static else flow.elements_of(self._module, argument)
+            for variable in filter(None, map(self._variables.find, elements)):
                 layout = self.of_variable[variable]
                 fits = layout is self.arguments[mapped, position]
-                if mapped.in_axes[position] is None:
-                    # in_axes=None gives all stacked copies to each device: keep their axis.
+                if mapped.in_axes[position] is None:  # each device gets all copies: keep their axis
                     is_copied = "replicate" in variable.kinds()
                     fits = layout is not Layout.REPLICATED or not is_copied
                 if not fits:
                     self.of_variable[variable] = Layout.STACKED
 
-    def _stack_targets(self, mapped: MappedFunction, call: ast.Call) -> None:
+    def _stack_targets(self, mapped: Pmapped, call: ast.Call) -> None:
         """Make the variables that get a call's results STACKED if those have another layout."""
         for target, index in self._variables.targets(call):
             variable = self._variables.find(target)
@@ -175,7 +163,7 @@ class Layouts:
         for variable in self._variables.all:
             for use in variable.uses:
                 if use.kind == "unreplicate" and use.operand is not None:
-                    elements = [*elements_of(self._module, use.operand)]
+                    elements = [*flow.elements_of(self._module, use.operand)]
                     is_replicated = self._common_layout(elements) is Layout.REPLICATED
                     if len(elements) > 1 and not is_replicated:
                         self.of_variable[variable] = Layout.STACKED

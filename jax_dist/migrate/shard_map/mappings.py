@@ -9,13 +9,7 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import CannotMigrate
-from jax_dist.migrate.shard_map.expressions import (
-    called_function,
-    callers,
-    parameter_of,
-    results_of,
-    returned_to,
-)
+from jax_dist.migrate.shard_map import flow
 
 _OPTIONS = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
@@ -24,8 +18,8 @@ _COMPUTED = object()  # the value of an expression that is no literal
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class MappedFunction:
-    """One mapped function: the call or decorator of pmap, and all calls of the result."""
+class Pmapped:
+    """One function that pmap maps: the call or decorator of pmap, and all calls of the result."""
 
     site: Site
     option_texts: dict[str, str]  # of the arguments of pmap, as this file would write them
@@ -33,10 +27,14 @@ class MappedFunction:
     parameters: list[str]  # the names of the arguments in all calls, in their order
     in_axes: list[int | None]  # for each parameter
     static_argnums: tuple[int, ...]
-    returns_tuple: bool
-    result_count: int  # the length of the tuple; else 1
-    out_axes: int | tuple[int | None, ...] | None = 0
-    keyword_only: frozenset[str] = frozenset()  # parameters that the function takes by name only
+    keyword_only: frozenset[str]  # parameters that the function takes by name only
+    tuple_length: int | None  # of what it returns; None: it returns no tuple
+    out_axes: int | tuple[int | None, ...] | None
+
+    @property
+    def result_count(self) -> int:
+        """Return the number of results, each with its own spec."""
+        return self.tuple_length or 1
 
     @property
     def dynamic_parameters(self) -> list[str]:
@@ -61,11 +59,8 @@ class MappedFunction:
         return [*call.args, *(by_name[name] for name in rest)]
 
 
-def read_mapped_function(module: Module, site: Site) -> MappedFunction:
-    """Return the function that pmap maps at a site, with all its calls.
-
-    Raises CannotMigrate for options that shard_map does not have, and for unknown calls.
-    """
+def read_mapped_function(module: Module, site: Site) -> Pmapped:
+    """Return the function that pmap maps at a site. Raises CannotMigrate if shard_map cannot."""
     options = site.arguments
     if site.unknown:
         reason = f"its arguments are given by {site.unknown}"
@@ -88,25 +83,13 @@ def read_mapped_function(module: Module, site: Site) -> MappedFunction:
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
     length = _tuple_length(module, function, calls)
     is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
-    return MappedFunction(
-        site,
-        {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])},
-        calls,
-        parameters,
-        in_axes,
-        static,
-        returns_tuple=length is not None,
-        result_count=length or 1,
-        out_axes=out_axes,
-        keyword_only=keyword_only,
-    )
+    texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
+    arguments = parameters, in_axes, static, keyword_only
+    return Pmapped(site, texts, calls, *arguments, length, out_axes)
 
 
 def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
-    """Return static_broadcasted_argnums. Raises CannotMigrate if they are computed.
-
-    Also for a decorator with static arguments that is not the outermost one of a function.
-    """
+    """Return static_broadcasted_argnums. Raises CannotMigrate if computed, or of a method."""
     numbers: Any = _literal(site.arguments.get("static_broadcasted_argnums"), ())
     if numbers is _COMPUTED:
         by_hand = "Write its numbers, then migrate again."
@@ -121,10 +104,9 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
 
 
 def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return an argument of pmap as this file would write it.
+    """Return an argument of pmap as this file would write it. May raise CannotMigrate.
 
-    A partial of another file has its arguments from there: those of `constants.pmap` are literals,
-    or names such as `constants.AXIS`. Raises CannotMigrate for other expressions.
+    Those of `constants.pmap`, a partial of another file, are literals or such as `constants.AXIS`.
     """
     if module.holds(node):
         return module.text(node)
@@ -141,13 +123,8 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
     """
     calls: set[ast.Call] = set()
-    waiting = [*pmaps.held_by(module, site)]  # expressions whose value is the mapped function
-    seen: set[ast.AST] = set()
-    while waiting:
-        handle = waiting.pop(0)
-        if handle in seen:
-            continue
-        seen.add(handle)
+    handles = [*pmaps.held_by(module, site)]  # expressions whose value is the mapped function
+    for handle in handles:
         call = module.call_of(handle)
         if call is not None:
             calls.add(call)
@@ -157,7 +134,9 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
             line = module.source.position(module.span(handle)[0]).line
             by_hand = f"Call it in this file only; line {line} hands it on."
             raise CannotMigrate("the mapped function goes where its calls are not seen", by_hand)
-        waiting += reads
+        for read in reads:
+            if read not in handles:
+                handles.append(read)
     if not calls:
         by_hand = (
             "Place the state and the batches by hand where it is called, or use --to vendored."
@@ -167,11 +146,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
 
 
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of what an expression is handed to; None if they cannot be known.
-
-    Of `step` for `step = handle`, of the parameter for `f(handle)`, of the results for
-    `return handle`.
-    """
+    """Return the reads of `step` of `step = handle`, or of the `p` of `f(handle)`; or None."""
     match module.parent(handle):
         case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
             return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
@@ -197,11 +172,8 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of `step` of `step, n = make()`, for `handle` in `return handle, n`.
-
-    None if a call of `make` is not in this file, or its result goes elsewhere.
-    """
-    calls, index = returned_to(module, handle)
+    """Return the reads of `step` of `step, n = make()` for `return handle, n`; None if unknown."""
+    calls, index = flow.returned_to(module, handle)
     reads: list[ast.expr] = []
     for call in calls:
         if index is None:
@@ -219,13 +191,12 @@ def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | 
 
 
 def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
-    """Return the reads of `p` in `def f(p)` for the argument `handle` of `f(handle)`.
-
-    None if the function is not in this file, or has other calls: they pass other functions.
-    """
-    parameter = parameter_of(module, handle, call) if isinstance(call, ast.Call) else None
-    function = called_function(module, call) if parameter is not None else None
-    if parameter is None or function is None or len(callers(module, function) or ()) != 1:
+    """Return the reads of `p` in `def f(p)` for `f(handle)`, the only call of `f`; else None."""
+    parameter, function = (
+        flow.parameter_of(module, handle, call),
+        flow.called_function(module, call),
+    )
+    if parameter is None or function is None or len(flow.callers(module, function) or ()) != 1:
         return None
     return module.reads(module.scopes.of[function], parameter.arg)
 
@@ -233,10 +204,10 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
 def _parameters(
     module: Module, site: Site, function: Any, calls: Sequence[ast.Call]
 ) -> tuple[list[str], frozenset[str]]:
-    """Return the parameters that all calls pass, and those among them passed by name only.
+    """Return the parameters that all calls pass, and those of them that are passed by name only.
 
-    `function` is the def that is mapped, perhaps inside partials; None if it is not in this file.
-    Raises CannotMigrate if calls pass different parameters.
+    `function` is the def that is mapped; None if it is elsewhere. Raises CannotMigrate if calls
+    pass different parameters.
     """
     names: list[str] = []
     if function is not None:
@@ -266,7 +237,7 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
 def _passed_parameters(
     call: ast.Call, names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the parameters that a call passes, and those it must pass by name, being out of order.
+    """Return the parameters that a call passes, and those it passes by name and out of order.
 
     Of `f(a, z=b)` for `names` x, y, z these are `("x", "z")` and `("z",)`; parameters without a
     name are x0, x1, ... Raises CannotMigrate at `*args`.
@@ -291,10 +262,7 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
 
 
 def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
-    """Return in_axes for each of `count` arguments: `[0, 0]` for `0`.
-
-    Raises CannotMigrate for axes that are computed, nested or not 0 or None.
-    """
+    """Return in_axes for each argument, `[0, 0]` for `0`. Raises CannotMigrate for nested ones."""
     value = _literal(node, 0)
     axes = [value] * count if value in (0, None) else value
     is_flat = isinstance(axes, tuple | list) and len(axes) == count
@@ -305,13 +273,12 @@ def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
 
 
 def _tuple_length(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
-    """Return the length of the tuple that a function returns; None if it returns one value.
+    """Return the length of the tuple that a function returns, by its `return x, y` or its calls.
 
-    If its `return` statements do not show it, its calls do: 2 for `x, y = f()`. Raises
-    CannotMigrate if they differ.
+    None if it returns one value. Raises CannotMigrate if calls differ: `x, y = f()`, `x = f()`.
     """
     if function is not None and module.holds(function):
-        results = results_of(function)
+        results = flow.results_of(function)
         lengths = {len(x.elts) if isinstance(x, ast.Tuple) else 0 for x in results}
         if len(lengths) == 1 and lengths != {0}:
             return lengths.pop()

@@ -6,9 +6,9 @@ from typing import Any
 
 from jax_dist.lint.findings import Edit
 from jax_dist.migrate.review import is_read
-from jax_dist.migrate.shard_map.expressions import elements_of, get_metrics_calls
+from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.layouts import Layout
-from jax_dist.migrate.shard_map.mappings import MappedFunction
+from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.text import HOLE, Call, Expression
 from jax_dist.migrate.shard_map.variables import Definition, Use, Variable
@@ -37,11 +37,9 @@ def unstacked(tree, sharding):
 class Placements:
     """Writes the edits that place the arrays of mapped functions on devices, and that read them.
 
-    For the three layouts of a variable `x`:
-      REPLICATED: `x = replicate(y)` becomes `x = device_put(y, NamedSharding(mesh, P()))`, and
-        `unreplicate(x)` becomes `x`
-      SHARDED: `x = shard(y)` becomes `x = make_array_from_process_local_data(sharded, y)`
-      STACKED: `step(x)` becomes `step(make_array_from_process_local_data(sharded, x))`
+    By layout: of a REPLICATED variable, `x = replicate(y)` becomes `x = device_put(y, replicated)`,
+    and `unreplicate(x)` becomes `x`. SHARDED, `x = shard(y)` becomes `x = make_array_from_...(y)`.
+    STACKED, `step(x)` becomes `step(make_array_from_...(x))`.
     """
 
     def __init__(self, plan: Plan):
@@ -52,34 +50,31 @@ class Placements:
         self.touched: set[ast.AST] = set()
         self._replaced: set[ast.AST] = set()
 
-    def _put_replicated(self, at: ast.expr, mapped: MappedFunction, operand: str) -> Call:
+    def _put_replicated(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
         """Return `jax.device_put(operand, NamedSharding(mesh, P()))`."""
         sharding = self._plan.replicated(at, mapped)
         return Call(self._writer.import_name("jax.device_put", at), [operand, sharding])
 
-    def _put_sharded(self, at: ast.expr, mapped: MappedFunction, operand: str) -> Call:
+    def _put_sharded(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
         """Return `jax.make_array_from_process_local_data(sharded, operand)`."""
         name = self._writer.import_name("jax.make_array_from_process_local_data", at)
         return Call(name, [self._plan.sharded(at, mapped), operand])
 
     # --- calls
 
-    def write_calls(self, mapped: MappedFunction) -> None:
+    def write_calls(self, mapped: Pmapped) -> None:
         """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`."""
         for call in mapped.calls:
             self._write_arguments(mapped, call)
             outer: Any = self._module.parent(call)
             change = self._changes.find_unreplicate(outer)
             is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
-            if not mapped.returns_tuple and is_replicated and change and change.operand is call:
+            if mapped.tuple_length is None and is_replicated and change and change.operand is call:
                 use = Use("unreplicate", outer, call, to_host=change.to_host)
                 self._write_unreplicate(use)
 
-    def _write_arguments(self, mapped: MappedFunction, call: ast.Call) -> None:
-        """Edit the arguments of a call to those of the new program, all by position.
-
-        `step(state, batch=b)` becomes `step(state, make_array_from_...(sharded, b))`.
-        """
+    def _write_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
+        """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
         arguments = [
             self._argument(mapped, position, argument, call)
             for position, argument in enumerate(mapped.arguments(call))
@@ -92,12 +87,9 @@ class Placements:
         self._writer.edits.append(Edit(start, end, text[len(function) :]))
 
     def _argument(
-        self, mapped: MappedFunction, position: int, argument: ast.expr, call: ast.Call
+        self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
     ) -> Expression:
-        """Return what the new program passes: the argument's text, or a call that places it.
-
-        A variable that is used here only is placed by a statement above, as `x = place(x)`.
-        """
+        """Return `place(x)` for an argument `x`, or `x` if it is placed elsewhere, as above it."""
         text = self._module.text(argument)
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_placed = variable is not None and self._is_placed_at_definition(variable)
@@ -106,7 +98,7 @@ class Placements:
         layout = self._layouts.arguments[mapped, position]
         if layout is Layout.REPLICATED:
             # `step(replicate(x))`; a tuple of such calls has an edit for each of them.
-            is_tree = [*elements_of(self._module, argument)] != [argument]
+            is_tree = [*flow.elements_of(self._module, argument)] != [argument]
             if variable is not None or change is None or is_tree:
                 return text
             operand = self._module.text(change.operand)
@@ -140,20 +132,17 @@ class Placements:
         return True
 
     def _is_placed_at_definition(self, variable: Variable) -> bool:
-        """Return whether to put a variable on the devices at its definition, not at each call.
+        """Return whether to put a variable on the devices at its definitions, not at each call.
 
-        Of STACKED ones only those that all uses take so, and that have no parameter or loop
-        variable as definition, around which no call can be put.
+        If it is STACKED, all uses must take it so, and all definitions be expressions.
         """
-        if self._layouts.of_variable[variable] is not Layout.STACKED:
-            return True
-        if "result" in variable.kinds():
+        layout = self._layouts.of_variable[variable]
+        if layout is not Layout.STACKED or "result" in variable.kinds():
             return True
         for use in variable.uses:
             mapped = self._plan.mapped_by_call[use.mapped_call] if use.mapped_call else None
-            if mapped is None or mapped in self._plan.reductions:
-                return False
-            if not mapped.is_mapped(use.position):
+            is_jit = mapped in self._plan.reductions
+            if mapped is None or is_jit or not mapped.is_mapped(use.position):
                 return False
         return all(is_read(definition.node) for definition in variable.definitions)
 
@@ -164,13 +153,13 @@ class Placements:
         layouts = self._layouts.of_variable
         # Stacked ones last: what defines them may hold reads of the other variables.
         for variable in sorted(self._variables.all, key=lambda x: layouts[x] is Layout.STACKED):
-            calls = {part.mapped_call for part in (*variable.uses, *variable.definitions)}
-            functions = self._plan.mapped_functions
+            parts = (*variable.uses, *variable.definitions)
+            calls, functions = {part.mapped_call for part in parts}, self._plan.mapped_functions
             mapped = next((x for x in functions if not calls.isdisjoint(x.calls)), None)
             if mapped is None:
                 continue
             if layouts[variable] is not Layout.STACKED:
-                self.touched |= {part.node for part in (*variable.uses, *variable.definitions)}
+                self.touched |= {part.node for part in parts}
             for definition in variable.definitions:
                 self._write_definition(variable, mapped, definition)
             if layouts[variable] is Layout.REPLICATED:
@@ -183,7 +172,7 @@ class Placements:
                     self._write_use(use, is_donated=is_donated)
 
     def _write_definition(
-        self, variable: Variable, mapped: MappedFunction, definition: Definition
+        self, variable: Variable, mapped: Pmapped, definition: Definition
     ) -> None:
         """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""
         node: Any = definition.node
@@ -206,12 +195,9 @@ class Placements:
                 if is_made_here and self._is_placed_at_definition(variable):
                     self._write_sharded(mapped, node, node)
 
-    def _write_sharded(self, mapped: MappedFunction, node: Any, operand: Any) -> None:
-        """Edit `shard(b)` to `make_array_from_...(sharded, b)`, where `operand` is the `b`.
-
-        Not inside or around an expression that is replaced already.
-        """
-        nested = {*ast.walk(node), *self._module.ancestors(node)}
+    def _write_sharded(self, mapped: Pmapped, node: Any, operand: Any) -> None:
+        """Edit `shard(b)` to `make_array_from_...(sharded, b)`, where `operand` is the `b`."""
+        nested = {*ast.walk(node), *self._module.ancestors(node)}  # must not be replaced before
         if nested.isdisjoint(self._replaced):
             self._replaced.add(node)
             self._writer.wrap(node, self._put_sharded(node, mapped, HOLE), operand)
@@ -230,8 +216,7 @@ class Placements:
         if use.kind == "unreplicate":
             self._write_unreplicate(use, is_donated=is_donated)
         elif use.kind == "listed":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
-            append: Any = module.parent(use.node)
-            for call in get_metrics_calls(module, append.func.value):
+            for call in flow.get_metrics_calls(module, use.node):
                 if self._mark_replaced(call):
                     stack = module.text(call.func).replace("get_metrics", "stack_forest")
                     get = writer.import_name("jax.device_get", call)

@@ -16,7 +16,7 @@ from jax_dist.migrate.shard_map import mappings
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.function_writer import FunctionWriter
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
-from jax_dist.migrate.shard_map.mappings import MappedFunction
+from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.variables import Variable, Variables
@@ -77,7 +77,7 @@ def _make_plan(
     module: Module, project: Project, target: Target, lines: Collection[int] | None
 ) -> tuple[Plan, list[PlannedPlace]]:
     """Return the plan of the functions that can be migrated, and the places of the others."""
-    mapped_functions: list[MappedFunction] = []
+    mapped_functions: list[Pmapped] = []
     left: list[PlannedPlace] = []
     for site in renames.find_sites(module, target):
         line = module.source.position(module.span(site.reference)[0]).line
@@ -87,7 +87,7 @@ def _make_plan(
             except CannotMigrate as error:
                 left.append(PlannedPlace.left(module, site.reference, error))
 
-    def leave(functions: Sequence[MappedFunction], error: CannotMigrate) -> None:
+    def leave(functions: Sequence[Pmapped], error: CannotMigrate) -> None:
         for mapped in functions:
             mapped_functions.remove(mapped)
             left.append(PlannedPlace.left(module, mapped.site.reference, error))
@@ -114,9 +114,7 @@ _ENTANGLED = CannotMigrate(
 )
 
 
-def _find_entangled(
-    module: Module, mapped_functions: Sequence[MappedFunction]
-) -> list[MappedFunction]:
+def _find_entangled(module: Module, mapped_functions: Sequence[Pmapped]) -> list[Pmapped]:
     """Return the mapped functions that share a call with another, or are called inside of one."""
     owner_counts = collections.Counter(call for x in mapped_functions for call in x.calls)
     bodies = {functions.innermost(module, x.site.fun) or x.site.fun for x in mapped_functions}
@@ -128,15 +126,15 @@ def _find_entangled(
 
 
 def _functions_to_leave(
-    mapped_functions: Sequence[MappedFunction], layouts: Layouts, variables: Variables
-) -> list[MappedFunction]:
+    mapped_functions: Sequence[Pmapped], layouts: Layouts, variables: Variables
+) -> list[Pmapped]:
     """Return the mapped functions to leave as pmaps: all that they map over keeps the device axis.
 
-    Only those that update a state, and share no variable with a function that loses the axis. And
-    decorators with static arguments, whose text would grow by three functions.
+    They update a state that no other one makes lose the axis; or are decorators with static
+    arguments, whose text would grow by three functions.
     """
-    losing_axis: list[MappedFunction] = []
-    state_of: dict[MappedFunction, set[Variable]] = {}
+    losing_axis: list[Pmapped] = []
+    state_of: dict[Pmapped, set[Variable]] = {}
     for mapped in mapped_functions:
         positions = [p for p in range(len(mapped.in_axes)) if mapped.is_mapped(p)]
         if any(layouts.arguments[mapped, p] is not Layout.STACKED for p in positions):

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.findings import Edit
@@ -27,24 +27,21 @@ class Call:
     name: str
     arguments: Sequence[Expression]
 
-    def flat(self) -> str:
+    def __str__(self) -> str:
         """Return the call on one line."""
-        parts = [x if isinstance(x, str) else x.flat() for x in self.arguments]
         is_tuple = not self.name or self.name.endswith("=")
-        comma = "," if is_tuple and len(parts) == 1 else ""
-        return f"{self.name}({', '.join(parts)}{comma})"
+        comma = "," if is_tuple and len(self.arguments) == 1 else ""
+        return f"{self.name}({', '.join(map(str, self.arguments))}{comma})"
 
-    def lines(self, indent: str, used: int, width: int) -> str:
-        """Return the call, an argument a line if it is too wide beside `used` columns of text."""
-        flat, inner = self.flat(), indent + _HANG
-        if "\n" not in flat and used + len(flat) <= width:
-            return flat
-        parts = [
-            x if isinstance(x, str) else x.lines(inner, len(inner) + 1, width)
-            for x in self.arguments
-        ]
-        rows = "".join(f"{inner}{part},\n" for part in parts)
-        return f"{self.name}(\n{rows}{indent})"
+
+def _break(expression: Expression, indent: str, used: int, width: int) -> str:
+    """Return the text of an expression beside `used` columns: an argument a line if too wide."""
+    flat, inner = str(expression), indent + _HANG
+    if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= width):
+        return flat
+    parts = [_break(part, inner, len(inner) + 1, width) for part in expression.arguments]
+    rows = "".join(f"{inner}{part},\n" for part in parts)
+    return f"{expression.name}(\n{rows}{indent})"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -91,25 +88,20 @@ class Writer:
         self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
     def wrap(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Edit `replicate(x)` to `put(x, sharding)`, where `inner` is the `x`, else the node.
-
-        `call` has a HOLE for `x`, which other edits may change. A long call has a row an argument.
-        """
+        """Edit `replicate(x)` to a call with a HOLE for `x`, the `inner` that edits may change."""
         inner = inner or node
-        text, outer = self.module.text(inner), call.flat()
+        text, outer = self.module.text(inner), str(call)
         used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))
         if "\n" in text or used > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
-            row = f"\n{indent}{_HANG}"
-            outer = f"{call.name}({''.join(f'{row}{part},' for part in call.arguments)}\n{indent})"
-            self._reindent(inner, len(row) - 1)
+            outer = _break(call, indent, self._width, self._width)
+            self._reindent(inner, len(indent + _HANG))
         self.replace_around(node, inner, *outer.split(HOLE))
 
     def _reindent(self, node: Any, column: int) -> None:
         """Indent lines 2, 3, ... of an expression whose first line moves to a column.
 
-        Lines that stand right of the first keep their distance to it, as below an open parenthesis;
-        others are indented one step more. Strings of several lines stay.
+        Those right of the first, as below an open parenthesis, move as far; others by one step.
         """
         module, (start, end) = self.module, self.module.span(node)
         code, old_column = module.source.code, module.source.position(start).column - 1
@@ -181,34 +173,25 @@ class Writer:
 
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
-        if isinstance(expression, str):
-            return expression
         source, (start, end) = self.module.source, self.module.span(replaced)
         after = len(source.line_text(end)) - (source.position(end).column - 1)
         used = source.position(start).column - 1 + after
-        return expression.lines(indentation(source.line_text(start)), used, self._width)
+        return _break(expression, indentation(source.line_text(start)), used, self._width)
 
     def assignment(self, target: str, value: Expression, column: int, indent: str = "") -> str:
         """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
-        if isinstance(value, Call):
-            value = value.lines(indent, column + len(f"{target} = "), self._width)
-        return f"{target} = {value}"
+        return f"{target} = {_break(value, indent, column + len(f'{target} = '), self._width)}"
 
     def define(
-        self,
-        at: ast.AST,
-        name: str,
-        parameters: Sequence[str],
-        body: Iterable[tuple[str, Expression]],
+        self, at: ast.AST, name: str, parameters: Sequence[str], body: Sequence[Any]
     ) -> None:
         """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
         indent = self.indent(at)
         head = Call(f"def {name}", parameters)
-        rows = [f"{head.lines('', len(indent) + 1, self._width)}:"]
+        rows = [f"{_break(head, '', len(indent) + 1, self._width)}:"]
         for start, rest in body:
-            used = len(indent) + len(self.unit) + len(start)
-            text = rest if isinstance(rest, str) else rest.lines(self.unit, used, self._width)
-            rows.append(f"{self.unit}{start}{text}")
+            row = f"{self.unit}{start}"
+            rows.append(row + _break(rest, self.unit, len(indent + row), self._width))
         self.insert_above(at, [*rows, *([""] if indent else ["", ""])])
 
     def indent(self, node: ast.AST) -> str:
@@ -218,16 +201,14 @@ class Writer:
     def _start(self, statement: ast.stmt) -> int:
         """Return the offset where a statement begins, with its decorators."""
         decorators = getattr(statement, "decorator_list", ())
-        start = self.module.span(decorators[0] if decorators else statement)[0]
-        return start - 1 if decorators else start  # before the `@`
+        return self.module.span([*decorators, statement][0])[0] - bool(decorators)  # the `@`
 
     # --- names
 
     def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
-        """Return how to write a name of jax at a node, and record the import that it needs.
+        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import.
 
-        "jax.jit" -> `jit` below `from jax import jit`, else `jax.jit`. A name of jax.sharding
-        is imported, as `alias` if there is one, unless the file binds that name.
+        A name of jax.sharding is imported, as `alias` if there is one, unless the file binds that.
         """
         text, imports = self.module.name_for(dotted, at)
         if imports == () and "." not in text:
@@ -245,10 +226,7 @@ class Writer:
         return f"{self.import_name('jax.sharding.PartitionSpec', at, 'P')}({axis})"
 
     def free_name(self, wanted: str, block: ast.AST | None = None) -> str:
-        """Return `wanted`, or `wanted_2` and so on, the first that is free; it is then taken.
-
-        It is free in the whole file, or in the function `block` and the functions inside of it.
-        """
+        """Return, and reserve, a name that is free in the file; or in a function `block` alone."""
         bound, scopes = self._bound, self.module.scopes
         if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef):
             bound = self._bound_in.setdefault(block, {*scopes.module.bindings})
@@ -300,24 +278,18 @@ class Writer:
             rows = [rows[0], *(indent + row if row else "" for row in rows[1:]), indent]
             self.insert(start, "\n".join(rows), first=True)
 
-    # --- comments
-
-    def comments(self, node: Any, kept: Iterable[Any]) -> Iterator[str]:
-        """Yield the comments of a node that is replaced, but not those inside its `kept` parts."""
+    def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
+        """Return the comments of a node that is replaced, but not those inside its `kept` parts."""
         start, end = self.module.span(node)
-        code = self.module.source.code[start:end]
+        code = bytearray(self.module.source.code[start:end])
+        for part_start, part_end in map(self.module.span, filter(self.module.holds, kept)):
+            part = slice(part_start - start, part_end - start)
+            code[part] = code[part].replace(b"#", b" ")
         if b"#" not in code:  # the usual case, without the cost of the tokenizer
-            return
-        kept_spans = [self.module.span(part) for part in kept if self.module.holds(part)]
-        text = "(" + code.decode() + ")"  # so that lines of a decorator are one expression
-        rows = text.splitlines(keepends=True)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
-                before = "".join((*rows[: row - 1], rows[row - 1][:column]))
-                offset = start + len(before.encode()) - 1  # in the file; 1 is for "("
-                if not any(first <= offset < last for first, last in kept_spans):
-                    yield token.string
+            return []
+        text = f"({code.decode()})"  # so that lines of a decorator are one expression
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def indentation(line: str) -> str:
@@ -326,10 +298,6 @@ def indentation(line: str) -> str:
 
 
 def _indentation_of(text: str) -> str:
-    """Return the spaces of one level of indentation, as most lines of a file show it.
-
-    >>> _indentation_of("if a:\\n  b = 1\\n")
-    '  '
-    """
+    """Return the spaces of one level of indentation, two or four, as most lines of a file show."""
     depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
     return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "

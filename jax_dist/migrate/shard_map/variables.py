@@ -14,20 +14,8 @@ from jax_dist.lint.model import functions
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
-from jax_dist.migrate.shard_map.expressions import (
-    argument_of,
-    called_function,
-    callers,
-    elements_of,
-    get_metrics_calls,
-    loop_item,
-    only_waits,
-    parameter_of,
-    receiving_call,
-    results_of,
-    returned_to,
-)
 
 DefinitionKind: TypeAlias = Literal[
     "replicate",  # x = replicate(y): copies of one value
@@ -107,7 +95,7 @@ class Variables:
         self._key_of_call: dict[ast.AST, Hashable] = {}  # by call of `replicate` and the like
         for call in mapped_calls:
             for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-                for element in elements_of(module, argument):
+                for element in flow.elements_of(module, argument):
                     self._add(self._base_of(element))
         for call in mapped_calls:
             for target, _ in self.targets(call):
@@ -115,8 +103,8 @@ class Variables:
         self._join_fields_of_arguments()
         self.all: list[Variable] = [*dict.fromkeys(self._by_key.values())]
         for variable in self.all:  # a read that may see two of its bindings was added for both
-            variable.definitions = [*{part.node: part for part in variable.definitions}.values()]
-            variable.uses = [*{part.node: part for part in variable.uses}.values()]
+            variable.definitions = [*{x.node: x for x in variable.definitions}.values()]
+            variable.uses = [*{x.node: x for x in variable.uses}.values()]
 
     def find(self, node: ast.expr) -> Variable | None:
         """Return the variable of `x`, `self.x` or a part such as `x["w"]`; None if it has none."""
@@ -249,8 +237,8 @@ class Variables:
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
         """Add what callers pass for a parameter; unknown unless all of them are in the file."""
         function: Any = self._module.parent(self._module.parent(parameter))
-        calls = callers(self._module, function) if isinstance(function, ast.FunctionDef) else None
-        arguments = [argument_of(self._module, call, function, parameter) for call in calls or ()]
+        calls = flow.callers(self._module, function) or ()
+        arguments = [flow.argument_of(self._module, call, function, parameter) for call in calls]
         if not arguments or None in arguments:
             self._by_key[key].definitions.append(Definition("unknown", parameter))
         for argument in filter(None, arguments):
@@ -304,32 +292,32 @@ class Variables:
 
     def _results_of_call(self, value: ast.expr, index: int | None) -> list[ast.expr]:
         """Return all results of a call's function, or their items at an index; [] if unknown."""
-        function = called_function(self._module, value) if isinstance(value, ast.Call) else None
-        if function is None or callers(self._module, function) is None:
+        function = flow.called_function(self._module, value)
+        if function is None or flow.callers(self._module, function) is None:
             return []
-        results = results_of(function)
+        results = flow.results_of(function)
         if index is None:
             return results
         items = [functions.part_of(result, (index,)) for result in results]
-        return [] if None in items else [item for item in items if item is not None]
+        return [] if None in items else [*filter(None, items)]
 
     # --- uses
 
     def _add_use(self, key: Hashable, read: ast.expr) -> None:
         """Add the use of a variable by one read, or join the variable with what it is handed to."""
         module, part = self._module, self._part_read(read)
-        use, (call, _) = self._known_use(part), receiving_call(module, part)
-        if use is None and call is not None and only_waits(module, call):
+        use, (call, _) = self._known_use(part), flow.receiving_call(module, part)
+        if use is None and call is not None and flow.only_waits(module, call):
             return
         if use is None and part is not read:  # see `_join_fields_of_arguments`
             use = Use("unknown", part)
-        if use is None and (item := loop_item(module, read)) is not None:
+        if use is None and (item := flow.loop_item(module, read)) is not None:
             self._add(item)
             use = Use("unknown", item)
         if use is None:
             if self._join_receivers(key, read):
                 return
-            use = Use("listed" if self._is_listed(read) else "unknown", read)
+            use = Use("listed" if flow.get_metrics_calls(module, read) else "unknown", read)
         self._by_key[key].uses.append(use)
 
     def _part_read(self, read: ast.expr) -> ast.expr:
@@ -352,24 +340,16 @@ class Variables:
         match self._module.parent(part):
             case ast.Subscript(value=value, slice=ast.Constant(value=0)) as item if value is part:
                 return Use("unreplicate", item, part)
-        call, argument = receiving_call(self._module, part)
-        if call is None:
-            return None
-        if call in self._mapped_calls:
+        call, argument = flow.receiving_call(self._module, part)
+        if call is not None and call in self._mapped_calls:
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             position = arguments.index(argument)
             return Use("argument", part, mapped_call=call, position=position)
         change = self.changes.find_unreplicate(call)
-        if change is not None and change.operand in (part, *self._module.ancestors(part)):
+        around = (part, *self._module.ancestors(part))  # `unreplicate((x, y))` takes a tuple
+        if call is not None and change is not None and change.operand in around:
             return Use("unreplicate", call, change.operand, to_host=change.to_host)
         return None
-
-    def _is_listed(self, read: ast.expr) -> bool:
-        """Return whether a read is in `xs.append(x)`, where only `get_metrics(xs)` reads `xs`."""
-        match self._module.parent(read):
-            case ast.Call(func=ast.Attribute(value=ast.Name() as metrics, attr="append")):
-                return bool(get_metrics_calls(self._module, metrics))
-        return False
 
     def _join_receivers(self, key: Hashable, read: ast.expr) -> bool:
         """Join `x` with what a read hands it to: `y = x`, `f(x)`, `return x`; False if unknown."""
@@ -381,13 +361,12 @@ class Variables:
             return True
         parent = module.parent(read)
         call = module.parent(parent) if isinstance(parent, ast.keyword) else parent
-        if isinstance(call, ast.Call):
-            parameter = parameter_of(module, read, call)
-            if parameter is not None:
-                self._add_key(parameter, parameter.arg)
-                self._join(key, parameter)
-            return parameter is not None
-        calls, index = returned_to(module, read)
+        parameter = flow.parameter_of(module, read, call)
+        if parameter is not None:
+            self._add_key(parameter, parameter.arg)
+            self._join(key, parameter)
+            return True
+        calls, index = flow.returned_to(module, read)
         return bool(calls) and all(self._join_targets(key, call, index) for call in calls)
 
     def _join_targets(self, key: Hashable, value: ast.expr, index: int | None) -> bool:

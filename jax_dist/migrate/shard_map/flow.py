@@ -1,4 +1,4 @@
-"""Expressions around arrays: calls and their arguments, containers, and reads of lists."""
+"""How a file hands on values: calls and their arguments, containers, and reads of lists."""
 
 import ast
 from collections.abc import Iterator
@@ -10,42 +10,35 @@ from jax_dist.lint.model.semantic_model import Module
 _GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
-def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
-    """Return the def of this file that a call calls; None if it is elsewhere or unknown."""
-    function = pmaps.definition(module, call.func)
-    if isinstance(function, ast.FunctionDef) and module.holds(function):
-        return function
-    return None
+def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
+    """Return the def `f` of this file for a call `f(x)`; None if it is elsewhere or unknown."""
+    function = pmaps.definition(module, node.func) if isinstance(node, ast.Call) else None
+    is_def = isinstance(function, ast.FunctionDef)
+    return function if is_def and module.holds(function) else None
 
 
-def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Return every call of a function in this file; None if other code may call it too.
+def callers(module: Module, function: Any) -> list[ast.Call] | None:
+    """Return every call of a def in this file; None if other code may call it too.
 
     That is so if it is decorated, has no name of its own, or is passed on as a value.
     """
-    reads = None if _is_decorated(function) else functions.reads(module, function)
-    if reads is None:
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
-    calls = [call for call in map(module.call_of, reads) if call is not None]
-    return calls if len(calls) == len(reads) else None
+    reads = functions.reads(module, function)
+    calls = [call for call in map(module.call_of, reads or ()) if call is not None]
+    return calls if reads is not None and len(calls) == len(reads) else None
 
 
 def results_of(function: scopes.Function) -> list[ast.expr]:
     """Return the expressions that a function may return; [] if a decorator may change them."""
-    return [] if _is_decorated(function) else functions.returned_values(function)
-
-
-def _is_decorated(function: scopes.Function) -> bool:
-    return bool(getattr(function, "decorator_list", ()))  # a lambda has none
+    is_decorated = getattr(function, "decorator_list", ())  # a lambda has none
+    return [] if is_decorated else functions.returned_values(function)
 
 
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
-    """Return what a call passes for `parameter` of its function, or else the parameter's default.
-
-    None if it has neither, or if `*args` or `**kwargs` may hold it.
-    """
+    """Return what a call passes for a parameter, or its default; None if that is not known."""
     signature = function.args
     positional = [*signature.posonlyargs, *signature.args]
     with_default = positional[len(positional) - len(signature.defaults) :] + signature.kwonlyargs
@@ -65,11 +58,8 @@ def argument_of(
     return dict(zip(with_default, defaults, strict=True)).get(parameter)
 
 
-def parameter_of(module: Module, argument: ast.expr, call: ast.Call) -> ast.arg | None:
-    """Return the parameter `p` of `def f(p)` for the argument `x` of `f(x)`.
-
-    None if the function, or one of its calls, is not in this file.
-    """
+def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | None:
+    """Return the `p` of `def f(p)` for the `x` of `f(x)`; None if other files may call `f`."""
     function = called_function(module, call)
     if function is None or callers(module, function) is None:
         return None
@@ -89,17 +79,20 @@ def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | N
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)
     function = module.function(node)
-    if not isinstance(statement, ast.Return) or not isinstance(function, ast.FunctionDef):
-        return [], None
-    return callers(module, function) or [], index
+    calls = callers(module, function) if isinstance(statement, ast.Return) else None
+    return (calls, index) if calls else ([], None)
 
 
-def get_metrics_calls(module: Module, metrics: ast.Name) -> list[ast.Call]:
-    """Return the calls of Flax's `get_metrics(xs)` that read the list `xs` of a name.
+def get_metrics_calls(module: Module, item: ast.expr) -> list[ast.Call]:
+    """Return the calls of Flax's `get_metrics(xs)` for the item `x` of `xs.append(x)`.
 
-    [] if anything else reads it but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
+    [] if anything else reads `xs` but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
     """
-    lookup = module.scope(metrics).lookup(metrics.id)
+    match module.parent(item):
+        case ast.Call(func=ast.Attribute(value=ast.Name() as metrics, attr="append")):
+            lookup = module.scope(metrics).lookup(metrics.id)
+        case _:
+            return []
     # Not `xs = get_metrics(xs)`, which binds another value to the name.
     bindings = (b for b in module.reaching(metrics) or () if not isinstance(b.value, ast.Call))
     lists = {binding.node for binding in bindings}
@@ -168,10 +161,7 @@ def _container_of(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def receiving_call(module: Module, node: ast.expr) -> tuple[ast.Call | None, ast.expr]:
-    """Return the call that gets an expression (None: there is none), and its argument.
-
-    For `x` in `f(n, {"w": x})`, the argument is the dict.
-    """
+    """Return the call that gets `x`, or None, and its argument: the dict, for `f({"w": x})`."""
     argument: Any = node
     while (container := _container_of(module, argument)) is not None:
         argument = container
