@@ -68,10 +68,10 @@ def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     """Return the removal of a statement, with the blank lines that set it apart."""
     edit, code = module.line_edit(statement), module.source.code
     above = code[: edit.start].rstrip(b"\n \t")
-    if above.endswith(b":"):  # it is the first of a body
-        below = code[edit.end :]
-        return Edit(edit.start, edit.end + len(below) - len(below.lstrip(b"\n")), "")
-    return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
+    if above.endswith(b":"):  # it is the first of a body: with those below it
+        return Edit(edit.start, len(code) - len(code[edit.end :].lstrip(b"\n")), "")
+    is_def = isinstance(statement, ast.FunctionDef)
+    return Edit(len(above) + 1, edit.end, "") if is_def and above else edit
 
 
 def _qualified_scope(module: Module, scope: NameScope) -> tuple[str, ...]:

@@ -73,11 +73,9 @@ class FileMigration:
 
 
 class CannotMigrate(Exception):
-    """Raised where a use of pmap cannot be migrated.
+    """Raised where a use of pmap cannot be migrated; `by_hand` says what the user can do.
 
-    Args:
-      reason: why; the same words each time, so that reports can group the uses by them.
-      by_hand: one sentence on what the user can do.
+    The reason has the same words each time, so that reports can group the uses by it.
     """
 
     def __init__(self, reason: str, by_hand: str = ""):

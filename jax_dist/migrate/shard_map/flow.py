@@ -72,8 +72,7 @@ def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | Non
 def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
     """Return the calls of the function that returns an expression, and its index in the tuple.
 
-    For `x` in `return n, x` the index is 1, for `return x` None. There are no calls if it is not
-    returned, or if other files may call the function.
+    For `x` in `return n, x` the index is 1, for `return x` None. [] if there are other callers.
     """
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):

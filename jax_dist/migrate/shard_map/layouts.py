@@ -60,9 +60,8 @@ class Layouts:
         call = definition.mapped_call
         for mapped in self._mapped_functions:
             if call is not None and call in mapped.calls:
-                arguments = enumerate(mapped.arguments(call))
-                sliced = [node for position, node in arguments if mapped.is_mapped(position)]
-                if sliced and all(map(self._is_replicated, sliced)):
+                arguments = mapped.mapped_arguments(call)
+                if arguments and all(map(self._is_replicated, arguments)):
                     return "replicate"
         return definition.kind
 

@@ -52,6 +52,11 @@ class Pmapped:
             return position in donated
         return donated is _COMPUTED or donated == position
 
+    def mapped_arguments(self, call: ast.Call) -> list[ast.expr]:
+        """Return the arguments of a call that pmap maps over."""
+        arguments = enumerate(self.arguments(call))
+        return [node for position, node in arguments if self.is_mapped(position)]
+
     def arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return the arguments of a call, in the order of the parameters."""
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -137,12 +142,10 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
         for read in reads:
             if read not in handles:
                 handles.append(read)
-    if not calls:
-        by_hand = (
-            "Place the state and the batches by hand where it is called, or use --to vendored."
-        )
-        raise CannotMigrate("its calls are not in this file", by_hand)
-    return sorted(calls, key=scopes.place)
+    if calls:
+        return sorted(calls, key=scopes.place)
+    by_hand = "Place the state and the batches by hand where it is called, or use --to vendored."
+    raise CannotMigrate("its calls are not in this file", by_hand)
 
 
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
@@ -192,11 +195,9 @@ def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | 
 
 def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
     """Return the reads of `p` in `def f(p)` for `f(handle)`, the only call of `f`; else None."""
-    parameter, function = (
-        flow.parameter_of(module, handle, call),
-        flow.called_function(module, call),
-    )
-    if parameter is None or function is None or len(flow.callers(module, function) or ()) != 1:
+    parameter = flow.parameter_of(module, handle, call)
+    function: Any = flow.called_function(module, call)
+    if parameter is None or len(flow.callers(module, function) or ()) != 1:
         return None
     return module.reads(module.scopes.of[function], parameter.arg)
 

@@ -179,15 +179,14 @@ class Placements:
         layout, kind = self._layouts.of_variable[variable], definition.kind
         match layout, kind:
             case Layout.REPLICATED, "replicate":
-                change = self._changes.find(node)
-                if change is not None and self._mark_replaced(node):
-                    call = self._put_replicated(node, mapped, HOLE)
-                    self._writer.wrap(node, call, change.operand)
+                self._replaced.add(node)
+                call = self._put_replicated(node, mapped, HOLE)
+                self._writer.wrap(node, call, definition.operand)
             case Layout.REPLICATED, "unknown":
-                if self._mark_replaced(node):
-                    self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None
-                    sharding = self._plan.replicated(node, mapped)
-                    self._writer.wrap(node, Call("unstacked", [HOLE, sharding]))
+                self._replaced.add(node)
+                self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None
+                sharding = self._plan.replicated(node, mapped)
+                self._writer.wrap(node, Call("unstacked", [HOLE, sharding]))
             case Layout.SHARDED, "shard":
                 self._write_sharded(mapped, node, definition.operand)
             case Layout.STACKED, _ if is_read(node):
@@ -202,12 +201,6 @@ class Placements:
             self._replaced.add(node)
             self._writer.wrap(node, self._put_sharded(node, mapped, HOLE), operand)
 
-    def _mark_replaced(self, node: ast.AST) -> bool:
-        """Mark an expression as replaced; return False if it was before."""
-        is_new = node not in self._replaced
-        self._replaced.add(node)
-        return is_new
-
     # --- reads
 
     def _write_use(self, use: Use, *, is_donated: bool) -> None:
@@ -217,11 +210,12 @@ class Placements:
             self._write_unreplicate(use, is_donated=is_donated)
         elif use.kind == "listed":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
             for call in flow.get_metrics_calls(module, use.node):
-                if self._mark_replaced(call):
-                    stack = module.text(call.func).replace("get_metrics", "stack_forest")
-                    get = writer.import_name("jax.device_get", call)
-                    writer.replace(call, f"{stack}({get}({module.text(call.args[0])}))")
-        elif use.kind == "unknown" and self._mark_replaced(use.node):
+                self._replaced.add(call)
+                stack = module.text(call.func).replace("get_metrics", "stack_forest")
+                get = writer.import_name("jax.device_get", call)
+                writer.replace(call, f"{stack}({get}({module.text(call.args[0])}))")
+        elif use.kind == "unknown":
+            self._replaced.add(use.node)
             numpy = writer.import_name("numpy", module.tree)
             writer.helpers[_STACKED.format(unit=writer.unit, numpy=numpy)] = None
             writer.import_name("jax", use.node)

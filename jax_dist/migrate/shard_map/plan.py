@@ -55,11 +55,8 @@ class Plan:
         self._keep_shared_reductions()
 
     def _keep_shared_reductions(self) -> None:
-        """Make no jit of functions that share a pmean, in a helper, with one that needs it.
-
-        Repeats, since each function that is given up needs its own reductions.
-        """
-        while True:
+        """Make no jit of functions that share a pmean, in a helper, with one that needs it."""
+        while True:  # each function that is given up needs its own reductions
             others = [x for x in self.mapped_functions if x not in self.reductions]
             kept = {node for x in others for node in global_steps.nodes_of(self.module, x)}
             shared = [x for x, calls in self.reductions.items() if not kept.isdisjoint(calls)]

@@ -41,12 +41,9 @@ def rewrite(
 ) -> Rewritten:
     """Return the places of pmap in a file, and the one fix that migrates those that can be.
 
-    Args:
-      module: the file.
-      project: the files whose functions it may import.
-      target: "shard_map" or "jit".
-      lines: the lines to migrate; other places stay. None: all.
-      shard_map_lines: the lines where "jit" is not enough, with the reason; "": as the step shows.
+    The target is "shard_map" or "jit". Places outside of `lines` stay (None: all are migrated).
+    Those in `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the
+    step shows).
     """
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
@@ -130,28 +127,27 @@ def _functions_to_leave(
 ) -> list[Pmapped]:
     """Return the mapped functions to leave as pmaps: all that they map over keeps the device axis.
 
-    They update a state that no other one makes lose the axis; or are decorators with static
-    arguments, whose text would grow by three functions.
+    They update a state that no other function makes lose the axis; or they are decorators with
+    static arguments, whose text would grow by three functions.
     """
-    losing_axis: list[Pmapped] = []
-    state_of: dict[Pmapped, set[Variable]] = {}
-    for mapped in mapped_functions:
-        positions = [p for p in range(len(mapped.in_axes)) if mapped.is_mapped(p)]
-        if any(layouts.arguments[mapped, p] is not Layout.STACKED for p in positions):
-            losing_axis.append(mapped)
-        nodes = [mapped.arguments(call)[p] for call in mapped.calls for p in positions]
-        state_of[mapped] = {x for x in map(variables.find, nodes) if x is not None}
-    changed = {variable for mapped in losing_axis for variable in state_of[mapped]}
-    return [
+    losing_axis = {
         mapped
-        for mapped in mapped_functions
-        if mapped not in losing_axis
-        and changed.isdisjoint(state_of[mapped])
-        and (
-            (mapped.static_argnums and mapped.site.form != "call")
-            or any(map(_is_state, state_of[mapped]))
-        )
-    ]
+        for (mapped, position), layout in layouts.arguments.items()
+        if mapped.is_mapped(position) and layout is not Layout.STACKED
+    }
+    variables_of: dict[Pmapped, set[Variable]] = {}
+    for mapped in mapped_functions:
+        nodes = [node for call in mapped.calls for node in mapped.mapped_arguments(call)]
+        variables_of[mapped] = {*filter(None, map(variables.find, nodes))}
+    changed = {variable for mapped in losing_axis for variable in variables_of[mapped]}
+    functions_to_leave: list[Pmapped] = []
+    for mapped in mapped_functions:
+        if mapped in losing_axis or not changed.isdisjoint(variables_of[mapped]):
+            continue
+        is_static_decorator = mapped.static_argnums and mapped.site.form != "call"
+        if is_static_decorator or any(map(_is_state, variables_of[mapped])):
+            functions_to_leave.append(mapped)
+    return functions_to_leave
 
 
 def _is_state(variable: Variable) -> bool:
@@ -164,11 +160,10 @@ def _remove_reductions(plan: Plan) -> None:
     """Replace each `pmean(x, axis)` of a jitted step by `x`, and remove `x = pmean(x, axis)`."""
     reductions = {call: x for calls in plan.reductions.values() for call, x in calls.items()}
     for call, operand in reductions.items():
-        match plan.module.parent(call):
-            # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
-            case ast.Assign(targets=[target]) as statement if ast.unparse(target) == ast.unparse(
-                operand
-            ):
-                plan.writer.remove(statement)
-            case _:
-                plan.writer.replace_around(call, operand)
+        statement = plan.module.parent(call)
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
+        if [*map(ast.unparse, targets)] == [ast.unparse(operand)]:
+            plan.writer.remove(statement)
+        else:
+            plan.writer.replace_around(call, operand)

@@ -201,7 +201,9 @@ class Writer:
     def _start(self, statement: ast.stmt) -> int:
         """Return the offset where a statement begins, with its decorators."""
         decorators = getattr(statement, "decorator_list", ())
-        return self.module.span([*decorators, statement][0])[0] - bool(decorators)  # the `@`
+        if not decorators:
+            return self.module.span(statement)[0]
+        return self.module.span(decorators[0])[0] - len("@")
 
     # --- names
 
