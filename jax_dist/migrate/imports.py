@@ -19,10 +19,7 @@ _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def tidy(before: Module, after: Module) -> bytes:
-    """Return the code of `after` without the imports and definitions that only `before` reads.
-
-    What `before` does not read either stays, since other files may use it.
-    """
+    """Return the code of `after` without the imports and definitions that only `before` reads."""
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
     edits: list[Edit] = []

@@ -63,10 +63,9 @@ def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | Non
     function = called_function(module, call)
     if function is None or callers(module, function) is None:
         return None
-    for parameter in scopes.parameters(function.args):
-        if argument_of(module, call, function, parameter) is argument:
-            return parameter
-    return None
+    parameters = scopes.parameters(function.args)
+    passed = (p for p in parameters if argument_of(module, call, function, p) is argument)
+    return next(passed, None)
 
 
 def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:

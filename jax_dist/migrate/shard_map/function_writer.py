@@ -110,7 +110,10 @@ class FunctionWriter:
         return Call(head, mapped.parameters)
 
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
-        """Define `def step_on_device(x): return step(x[0])[None]` for leaves; return its name."""
+        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name.
+
+        `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
+        """
         at, results = mapped.site.node, self._plan.stacked_results(mapped)
         parameters = self._plan.stacked_parameters(mapped)
         tree_map = self._writer.import_name("jax.tree.map", at)

@@ -62,18 +62,18 @@ class Placements:
 
     # --- calls
 
-    def write_calls(self, mapped: Pmapped) -> None:
+    def edit_calls(self, mapped: Pmapped) -> None:
         """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`."""
         for call in mapped.calls:
-            self._write_arguments(mapped, call)
+            self._edit_arguments(mapped, call)
             outer: Any = self._module.parent(call)
             change = self._changes.find_unreplicate(outer)
             is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
             if mapped.tuple_length is None and is_replicated and change and change.operand is call:
                 use = Use("unreplicate", outer, call, to_host=change.to_host)
-                self._write_unreplicate(use)
+                self._edit_unreplicate(use)
 
-    def _write_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
+    def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
         arguments = [
             self._argument(mapped, position, argument, call)
@@ -89,32 +89,40 @@ class Placements:
     def _argument(
         self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
     ) -> Expression:
-        """Return `place(x)` for an argument `x`, or `x` if it is placed elsewhere, as above it."""
-        text = self._module.text(argument)
-        variable, change = self._variables.find(argument), self._changes.find(argument)
-        is_placed = variable is not None and self._is_placed_at_definition(variable)
-        if is_placed or not mapped.is_mapped(position):
-            return text
-        layout = self._layouts.arguments[mapped, position]
-        if layout is Layout.REPLICATED:
-            # `step(replicate(x))`; a tuple of such calls has an edit for each of them.
-            is_tree = [*flow.elements_of(self._module, argument)] != [argument]
-            if variable is not None or change is None or is_tree:
-                return text
-            operand = self._module.text(change.operand)
-            return self._put_replicated(argument, mapped, operand)
-        if layout is Layout.SHARDED and change is not None:  # `step(shard(x))`
-            return self._put_sharded(argument, mapped, self._module.text(change.operand))
-        operand = text
-        if mapped in self._plan.reductions and layout is Layout.STACKED:
-            # The function gets the whole batch, whose rows stand in one dimension.
-            operand = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {text})"
-        placed = self._put_sharded(argument, mapped, operand)
-        if not self._can_be_rebound(argument, call):
-            return placed
+        """Return an argument as the new program passes it: `x`, or `place(x)`.
+
+        If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
+        """
+        text, placed = self._module.text(argument), self._placed(mapped, position, argument)
+        if placed is None or not self._can_be_rebound(argument, call):
+            return placed or text
         column = len(self._writer.indent(argument))
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
+
+    def _placed(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
+        """Return `place(x)` for an argument `x`, `shard(x)` or `replicate(x)`.
+
+        None if it needs none, or is placed at its definition.
+        """
+        variable, change = self._variables.find(argument), self._changes.find(argument)
+        is_placed = variable is not None and self._is_placed_at_definition(variable)
+        if is_placed or not mapped.is_mapped(position):
+            return None
+        layout, text = self._layouts.arguments[mapped, position], self._module.text
+        if layout is Layout.REPLICATED:
+            # A tuple of `replicate(x)` has an edit for each of them.
+            is_tree = [*flow.elements_of(self._module, argument)] != [argument]
+            if variable is not None or change is None or is_tree:
+                return None
+            return self._put_replicated(argument, mapped, text(change.operand))
+        if layout is Layout.SHARDED and change is not None:
+            return self._put_sharded(argument, mapped, text(change.operand))
+        operand = text(argument)
+        if layout is Layout.STACKED and mapped in self._plan.reductions:
+            # The function gets the whole batch, whose rows stand in one dimension.
+            operand = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {operand})"
+        return self._put_sharded(argument, mapped, operand)
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
         """Return whether `x = place(x)` may stand above a call: it is the only use of `x`.
@@ -148,7 +156,7 @@ class Placements:
 
     # --- definitions
 
-    def write_variables(self) -> None:
+    def edit_variables(self) -> None:
         """Write the edits of all definitions and reads of variables."""
         layouts = self._layouts.of_variable
         # Stacked ones last: what defines them may hold reads of the other variables.
@@ -161,7 +169,7 @@ class Placements:
             if layouts[variable] is not Layout.STACKED:
                 self.touched |= {part.node for part in parts}
             for definition in variable.definitions:
-                self._write_definition(variable, mapped, definition)
+                self._edit_definition(variable, mapped, definition)
             if layouts[variable] is Layout.REPLICATED:
                 is_donated = any(
                     self._plan.mapped_by_call[use.mapped_call].donates(use.position)
@@ -169,11 +177,9 @@ class Placements:
                     if use.mapped_call is not None
                 )
                 for use in variable.uses:
-                    self._write_use(use, is_donated=is_donated)
+                    self._edit_use(use, is_donated=is_donated)
 
-    def _write_definition(
-        self, variable: Variable, mapped: Pmapped, definition: Definition
-    ) -> None:
+    def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
         """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""
         node: Any = definition.node
         layout, kind = self._layouts.of_variable[variable], definition.kind
@@ -188,13 +194,13 @@ class Placements:
                 sharding = self._plan.replicated(node, mapped)
                 self._writer.wrap(node, Call("unstacked", [HOLE, sharding]))
             case Layout.SHARDED, "shard":
-                self._write_sharded(mapped, node, definition.operand)
+                self._edit_sharded(mapped, node, definition.operand)
             case Layout.STACKED, _ if is_read(node):
                 is_made_here = kind == "keys" or "result" not in variable.kinds()
                 if is_made_here and self._is_placed_at_definition(variable):
-                    self._write_sharded(mapped, node, node)
+                    self._edit_sharded(mapped, node, node)
 
-    def _write_sharded(self, mapped: Pmapped, node: Any, operand: Any) -> None:
+    def _edit_sharded(self, mapped: Pmapped, node: Any, operand: Any) -> None:
         """Edit `shard(b)` to `make_array_from_...(sharded, b)`, where `operand` is the `b`."""
         nested = {*ast.walk(node), *self._module.ancestors(node)}  # must not be replaced before
         if nested.isdisjoint(self._replaced):
@@ -203,11 +209,11 @@ class Placements:
 
     # --- reads
 
-    def _write_use(self, use: Use, *, is_donated: bool) -> None:
+    def _edit_use(self, use: Use, *, is_donated: bool) -> None:
         """Edit one read of a replicated `x`: unknown code gets `stacked(x)`, as pmap has it."""
         module, writer = self._module, self._writer
         if use.kind == "unreplicate":
-            self._write_unreplicate(use, is_donated=is_donated)
+            self._edit_unreplicate(use, is_donated=is_donated)
         elif use.kind == "listed":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
             for call in flow.get_metrics_calls(module, use.node):
                 self._replaced.add(call)
@@ -221,7 +227,7 @@ class Placements:
             writer.import_name("jax", use.node)
             writer.replace(use.node, f"stacked({module.text(use.node)})")
 
-    def _write_unreplicate(self, use: Use, *, is_donated: bool = False) -> None:
+    def _edit_unreplicate(self, use: Use, *, is_donated: bool = False) -> None:
         """Edit `unreplicate(x)` or `x[0]` to `x`, and remove `x = unreplicate(x)`.
 
         `is_donated`: a mapped call donates `x`, so that another name for it needs a copy.

@@ -52,8 +52,8 @@ def rewrite(
     function_writer, placements = FunctionWriter(plan), Placements(plan)
     for mapped in plan.mapped_functions:
         function_writer.write(mapped)
-        placements.write_calls(mapped)
-    placements.write_variables()
+        placements.edit_calls(mapped)
+    placements.edit_variables()
     writer = plan.writer
     writer.define_meshes()
     for mapped in plan.mapped_functions:
@@ -115,10 +115,8 @@ def _find_entangled(module: Module, mapped_functions: Sequence[Pmapped]) -> list
     """Return the mapped functions that share a call with another, or are called inside of one."""
     owner_counts = collections.Counter(call for x in mapped_functions for call in x.calls)
     bodies = {functions.innermost(module, x.site.fun) or x.site.fun for x in mapped_functions}
-
-    def is_entangled(call: ast.Call) -> bool:
-        return owner_counts[call] > 1 or not bodies.isdisjoint(module.ancestors(call))
-
+    is_inside_one = lambda call: not bodies.isdisjoint(module.ancestors(call))
+    is_entangled = lambda call: owner_counts[call] > 1 or is_inside_one(call)
     return [mapped for mapped in mapped_functions if any(map(is_entangled, mapped.calls))]
 
 

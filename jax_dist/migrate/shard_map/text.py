@@ -147,7 +147,7 @@ class Writer:
             text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
             self.edits.append(Edit(start - len(before) + len(before.rstrip()), start, text))
             return
-        if rows[0].startswith("def ") and indent:
+        if rows[0].startswith("def ") and indent:  # a blank line sets a local function apart
             line_start = start - len(indent)
             line_above = self.module.source.line_text(line_start - 1).strip()
             if line_above and line_above[-1] != ":":
@@ -182,9 +182,7 @@ class Writer:
         """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
         return f"{target} = {_break(value, indent, column + len(f'{target} = '), self._width)}"
 
-    def define(
-        self, at: ast.AST, name: str, parameters: Sequence[str], body: Sequence[Any]
-    ) -> None:
+    def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
         """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
         indent = self.indent(at)
         head = Call(f"def {name}", parameters)

@@ -170,7 +170,7 @@ class Variables:
             self._join(keys[0], key)
 
     def _add_key(self, key: Hashable, name: str) -> None:
-        """Add the variable of a key, with its definitions and uses; a node as key binds `name`."""
+        """Add the variable of a key with its definitions and uses; `name` is what a node binds."""
         if key in self._by_key:
             return
         module = self._module
@@ -209,9 +209,9 @@ class Variables:
             self._by_key |= dict.fromkeys(joined.keys, variable)
 
     def _join_fields_of_arguments(self) -> None:
-        """Join `x` with the `p` of `def f(p)` for `f(x.params)`, and with a loop variable.
+        """Join `x` with the `p` of `def f(p)` that gets `x.params`, and with loop variables.
 
-        The node `x.params`, an unknown use of `x` and definition of `p`, is removed from both.
+        `x.params` is an unknown use of `x` and an unknown definition of `p`: both are removed.
         """
         readers: dict[ast.AST, Hashable] = {  # the key of `x`, by its part that is read
             use.node: key
@@ -244,9 +244,7 @@ class Variables:
         for argument in filter(None, arguments):
             self._define(key, argument, argument)
 
-    def _define(
-        self, key: Hashable, node: ast.AST, value: ast.expr | None, index: Any = None
-    ) -> None:
+    def _define(self, key: Hashable, node: ast.AST, value: Any, index: Any = None) -> None:
         """Add the definition of a key by `x = value`, or at an index by `x, y = value`.
 
         A value of None is unknown. `node` is the target or the value; it identifies the definition.
@@ -260,14 +258,14 @@ class Variables:
         match value:
             case None:
                 define(Definition("unknown", node))
-            case ast.Call() if value in self._mapped_calls:
+            case ast.Call() if value in self._mapped_calls:  # `x = step(x)`
                 define(Definition("result", node, mapped_call=value, index=index))
-            case ast.Constant(value=None):
+            case ast.Constant(value=None):  # `x = None`
                 define(Definition("none", value))
             case ast.Name() | ast.Attribute() if index is None and self._key(value) is not None:
                 self._add(value)
-                self._join(key, self._key(value))
-            case _ if (change := self.changes.find(value)) is not None:
+                self._join(key, self._key(value))  # `x = y`
+            case _ if (change := self.changes.find(value)) is not None:  # `x = replicate(y)`
                 kind = _KINDS.get(change.kind, "unknown")
                 is_known = index is None or kind == "replicate"
                 define(Definition(kind if is_known else "unknown", value, change.operand))
