@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
@@ -24,10 +24,10 @@ class Pmapped:
     site: Site
     option_texts: dict[str, str]  # of the arguments of pmap, as this file would write them
     calls: list[ast.Call]
-    parameters: list[str]  # the names of the arguments in all calls, in their order
+    parameters: tuple[str, ...]  # the names of the arguments in all calls, in their order
     in_axes: list[int | None]  # for each parameter
     static_argnums: tuple[int, ...]
-    keyword_only: frozenset[str]  # parameters that the function takes by name only
+    keyword_only: tuple[str, ...]  # parameters that are passed by name only
     tuple_length: int | None  # of what it returns; None: it returns no tuple
     out_axes: int | tuple[int | None, ...] | None
 
@@ -62,6 +62,11 @@ class Pmapped:
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
         rest = self.parameters[len(call.args) :]
         return [*call.args, *(by_name[name] for name in rest)]
+
+
+class _Parameters(NamedTuple):
+    names: tuple[str, ...]
+    keyword_only: tuple[str, ...]  # those that are passed by name, and not in their order
 
 
 def read_mapped_function(module: Module, site: Site) -> Pmapped:
@@ -202,13 +207,11 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
     return module.reads(module.scopes.of[function], parameter.arg)
 
 
-def _parameters(
-    module: Module, site: Site, function: Any, calls: Sequence[ast.Call]
-) -> tuple[list[str], frozenset[str]]:
-    """Return the parameters that all calls pass, and those of them that are passed by name only.
+def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]) -> _Parameters:
+    """Return the parameters of a mapped function that all its calls pass.
 
-    `function` is the def that is mapped; None if it is elsewhere. Raises CannotMigrate if calls
-    pass different parameters.
+    `function` is its def; None if it is elsewhere. Raises CannotMigrate if calls pass different
+    parameters.
     """
     names: list[str] = []
     if function is not None:
@@ -223,8 +226,7 @@ def _parameters(
     if len(passed) != 1:
         by_hand = "Give the same arguments in each call."
         raise CannotMigrate("its calls give different arguments", by_hand)
-    parameters, keyword_only = passed.pop()
-    return [*parameters], frozenset(keyword_only)
+    return passed.pop()
 
 
 def _partial(module: Module, fun: Any) -> ast.Call | None:
@@ -235,21 +237,18 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
     return value if module.qualified_name(value.func) == "functools.partial" else None
 
 
-def _passed_parameters(
-    call: ast.Call, names: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the parameters that a call passes, and those it passes by name and out of order.
+def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
+    """Return the parameters that a call passes. Raises CannotMigrate at `*args`.
 
-    Of `f(a, z=b)` for `names` x, y, z these are `("x", "z")` and `("z",)`; parameters without a
-    name are x0, x1, ... Raises CannotMigrate at `*args`.
+    For `f(a, z=b)` and `names` x, y, z they are x and z, and z is keyword-only: y is between them.
     """
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise CannotMigrate("a call gives arguments by * or **", "Write the arguments out.")
     count = len(call.args)
-    names = [*names, *(f"x{position}" for position in range(len(names), count))]
+    names = [*names, *(f"x{position}" for position in range(len(names), count))]  # of `*args`
     is_in_order = keywords == tuple(names[count : count + len(keywords)])
-    return (*names[:count], *keywords), () if is_in_order else keywords
+    return _Parameters((*names[:count], *keywords), () if is_in_order else keywords)
 
 
 def _literal(node: ast.expr | None, default: Any) -> Any:

@@ -1,7 +1,6 @@
 """Edits of arguments of mapped calls, of what places arrays on devices, and of what reads them."""
 
 import ast
-from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.lint.findings import Edit
@@ -234,22 +233,24 @@ class Placements:
         """
         node, operand, writer = use.node, use.operand, self._writer
         self._replaced.add(node)
+        statement, before, after = self._module.parent(node), "", ""
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        names = [self._module.text(target) for target in targets]
+        is_same_name = names == [self._module.text(operand)]
         if use.to_host:
-            get = writer.import_name("jax.device_get", node)
-            writer.replace_around(node, operand, f"{get}(", ")")
+            before, after = f"{writer.import_name('jax.device_get', node)}(", ")"
+        elif is_same_name and self._is_removable(statement):
+            writer.remove(statement)
             return
-        assignment = self._module.parent(node)
-        if isinstance(assignment, ast.Assign) and len(assignment.targets) == 1:
-            is_same_name = self._module.text(assignment.targets[0]) == self._module.text(operand)
-            block = self._module.parent(assignment)
-            body: Sequence[ast.stmt] = getattr(block, "body", ())
-            is_in_function = assignment in body and not isinstance(block, ast.Module)
-            if is_same_name and is_in_function and len(body) > 1:
-                writer.remove(assignment)
-                return
-            if is_donated and not is_same_name:
-                tree_map = writer.import_name("jax.tree.map", node)
-                copy = f"{tree_map}({writer.import_name('jax.numpy.copy', node)}, "
-                writer.replace_around(node, operand, copy, ")")
-                return
-        writer.replace_around(node, operand)
+        elif is_donated and len(names) == 1 and not is_same_name:  # `y = unreplicate(x)`
+            tree_map, copy = (
+                writer.import_name(x, node) for x in ("jax.tree.map", "jax.numpy.copy")
+            )
+            before, after = f"{tree_map}({copy}, ", ")"
+        writer.replace_around(node, operand, before, after)
+
+    def _is_removable(self, statement: ast.AST) -> bool:
+        """Return whether a statement of a function is not the only one of its block."""
+        block: Any = self._module.parent(statement)
+        body = [] if isinstance(block, ast.Module) else block.body
+        return statement in body and len(body) > 1
