@@ -61,12 +61,12 @@ class Renames:
             by_hand = "Take it out of the string, then migrate again."
             error = CannotMigrate("pmap is inside an f-string", by_hand)
             return PlannedPlace.left(module, reference, error)
-        fix = self._fix(reference)
+        fix = self._fix_reference(reference)
         reason = "an alias, which changes where it is defined" if fix is None else ""
         fields = {"reason": reason, "form": self._target, "is_mapped": site.is_application}
         return PlannedPlace(Place.of_node(module, reference, _codes.PMAP_CALL, **fields), fix)
 
-    def _fix(self, reference: ast.expr) -> Fix | None:
+    def _fix_reference(self, reference: ast.expr) -> Fix | None:
         """Return the fix of `jax.pmap` or of the import of `pmap`; None for a read of an alias."""
         module, names = self._module, names_of(self._module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
@@ -157,9 +157,9 @@ def places_of_rules(
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
-    """Return the names of "pmap" or "device_put_..." that a target replaces: "jax.pmap", ...
+    """Return the dotted names that a target replaces, for "pmap" or a "device_put_..." function.
 
-    Also those that other targets give it, as "jax_dist.pmap" and "pkg._mapped.mapped".
+    They are "jax.pmap" and what other targets write: "jax_dist.pmap", "pkg._mapped.mapped".
     """
     names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
     if target != "jax_dist":

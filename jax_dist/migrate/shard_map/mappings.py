@@ -99,7 +99,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
 
 
 def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
-    """Return static_broadcasted_argnums. Raises CannotMigrate if computed, or of a method."""
+    """Return static_broadcasted_argnums. Raises CannotMigrate if computed, or for a method."""
     numbers: Any = _literal(site.arguments.get("static_broadcasted_argnums"), ())
     if numbers is _COMPUTED:
         by_hand = "Write its numbers, then migrate again."
@@ -114,9 +114,10 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
 
 
 def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return an argument of pmap as this file would write it. May raise CannotMigrate.
+    """Return the code of an argument of pmap, also if it is written in another file.
 
-    Those of `constants.pmap`, a partial of another file, are literals or such as `constants.AXIS`.
+    It is `constants.AXIS` for `constants.pmap = partial(jax.pmap, axis_name=AXIS)`. Raises
+    CannotMigrate if it is neither a name nor a literal there.
     """
     if module.holds(node):
         return module.text(node)

@@ -55,7 +55,7 @@ class Plan:
         self._keep_shared_reductions()
 
     def _keep_shared_reductions(self) -> None:
-        """Make no jit of functions that share a pmean, in a helper, with one that needs it."""
+        """Keep the pmean of a helper that a shard_map function calls: no jit may call it too."""
         while True:  # each function that is given up needs its own reductions
             others = [x for x in self.mapped_functions if x not in self.reductions]
             kept = {node for x in others for node in global_steps.nodes_of(self.module, x)}

@@ -145,7 +145,7 @@ class Variables:
     # --- keys
 
     def _key(self, node: ast.expr) -> Hashable | None:
-        """Return the key of `self.field`, or the node that binds a name (the first, of several)."""
+        """Return what identifies a variable: the node that first binds a name, or a `_Field`."""
         match node:
             case ast.Name(ctx=ast.Store()):
                 parent = self._module.parent(node)
@@ -161,7 +161,7 @@ class Variables:
         return None
 
     def _add(self, node: ast.expr) -> None:
-        """Add the variable of a name or `self.field`; all bindings that a read may see are one."""
+        """Add the variable of a name or `self.field`: one for all bindings that a read may see."""
         keys = [self._key(node)]
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             keys = [binding.node for binding in self._module.reaching(node) or ()]
