@@ -19,68 +19,66 @@ _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def tidy(before: Module, after: Module) -> bytes:
-    """Return the code of `after` without the definitions and imports that only `before` used.
-
-    What was unused before stays: it may be there for others.
-    """
+    """Return the code of `after` without the imports and definitions that only `before` reads."""
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
     edits: list[Edit] = []
     for statement in after.tree.body:
-        if not isinstance(statement, ast.Import | ast.ImportFrom):
-            continue
-        unused = [
-            alias
-            for alias in statement.names
-            if alias.asname != alias.name  # `import a as a` re-exports
-            and _is_read(before, name := alias.asname or alias.name.partition(".")[0])
-            and not _is_read(after, name)
-            and not _is_of_project(statement, alias)  # its import may have effects
-        ]
-        edits += _removals(after, statement, unused, edits[-1] if edits else None)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [x for x in statement.names if not _is_of_project(statement, x)]
+            unused = [x for x in names if _is_unused(before, after, x)]
+            edits += _import_edits(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
 
 
+def _is_unused(before: Module, after: Module, alias: ast.alias) -> bool:
+    """Return whether only `before` reads an imported name; not `import a as a`, a re-export."""
+    name = alias.asname or alias.name.partition(".")[0]
+    return alias.asname != alias.name and _is_read(before, name) and not _is_read(after, name)
+
+
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
-    """Yield the removals of definitions that only `before` read, such as `n = len(devices)`."""
-    was_read = {
-        (_names(before, scope), name)
+    """Yield the removals of local and `_private` definitions that only `before` reads."""
+    read_before = {
+        (_qualified_scope(before, scope), name)
         for scope in before.scopes.all
         for name in scope.bindings
         if before.reads(scope, name)
     }
     for scope in after.scopes.all:
         for name, bindings in scope.bindings.items():
-            is_private = scope is not after.scopes.module or name.startswith("_")
-            is_unused = (_names(after, scope), name) in was_read and not after.reads(scope, name)
-            is_made_here = [binding.kind for binding in bindings] in (["def"], ["assign"])
-            if is_private and is_unused and is_made_here:
-                statement = after.statement(bindings[0].node)
-                body = getattr(after.parent(statement), "body", ())
-                is_alone = len(body) == 1 or any(map(str.strip, after.margins(statement)))
-                if _is_free_of_effects(after, statement) and not is_alone:
-                    yield _remove_with_blank_lines(after, statement)
+            was_read = (_qualified_scope(after, scope), name) in read_before
+            is_public = scope is after.scopes.module and not name.startswith("_")
+            if is_public or not was_read or after.reads(scope, name):
+                continue
+            if [binding.kind for binding in bindings] not in (["def"], ["assign"]):
+                continue
+            statement = after.statement(bindings[0].node)
+            is_only_one = len(getattr(after.parent(statement), "body", ())) == 1
+            shares_line = any(map(str.strip, after.margins(statement)))
+            if _has_no_effects(after, statement) and not is_only_one and not shares_line:
+                yield _remove_with_blank_lines(after, statement)
 
 
 def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
     """Return the removal of a statement, with the blank lines that set it apart."""
     edit, code = module.line_edit(statement), module.source.code
     above = code[: edit.start].rstrip(b"\n \t")
-    if above.endswith(b":"):  # it is the first of a body
-        below = code[edit.end :]
-        return Edit(edit.start, edit.end + len(below) - len(below.lstrip(b"\n")), "")
-    return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
+    if above.endswith(b":"):  # it is the first of a body: with those below it
+        return Edit(edit.start, len(code) - len(code[edit.end :].lstrip(b"\n")), "")
+    is_def = isinstance(statement, ast.FunctionDef)
+    return Edit(len(above) + 1, edit.end, "") if is_def and above else edit
 
 
-def _names(module: Module, scope: NameScope) -> tuple[str, ...]:
-    """Return the names of a scope and those around it, which identify it in both texts."""
+def _qualified_scope(module: Module, scope: NameScope) -> tuple[str, ...]:
+    """Return the names of a scope and of those around it: ("step", "Trainer") of its method."""
     nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
     return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))
 
 
-def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
-    """Return whether a statement may go: it defines a function or calls functions in `_PURE`."""
+def _has_no_effects(module: Module, statement: ast.stmt) -> bool:
+    """Return whether a statement only defines a function, or a variable by calls of `_PURE`."""
     match statement:
         case ast.FunctionDef(decorator_list=[]):
             return True
@@ -116,25 +114,25 @@ def _strings(module: Module) -> list[str]:
     return [text for text in texts if ">>>" in text or sources.parses(text.strip().encode())]
 
 
-def _removals(
+def _import_edits(
     module: Module,
     statement: ast.Import | ast.ImportFrom,
     unused: list[ast.alias],
-    above: Edit | None,
+    previous: Edit | None,
 ) -> list[Edit]:
-    """Return the edits that take the names `unused` out of an import.
+    """Return the edits that remove the names `unused` from an import without a comment.
 
-    `above` is the removal before it. Of two blank lines that a removal would join, one goes too.
+    `previous` is the edit of the import above: of the blank lines around both, one goes too.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:
-        return []  # a comment may be the reason why it is there
+        return []
     if len(unused) < len(statement.names):
         return remove_names(module, statement, unused)
     if before.strip() or after.strip():
-        return []  # another statement shares its line
+        return []
     edit, code = module.line_edit(statement), module.source.code
-    top = edit.start if above is None or above.end != edit.start else above.start
-    is_under_blank = not code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
-    is_above_blank = is_under_blank and code[edit.end : edit.end + 1] == b"\n"
-    return [Edit(edit.start, edit.end + is_above_blank, "")]
+    start = previous.start if previous and previous.end == edit.start else edit.start
+    line_above = code[:start].removesuffix(b"\n").rpartition(b"\n")[2]
+    between_blanks = not line_above.strip() and code[edit.end : edit.end + 1] == b"\n"
+    return [Edit(edit.start, edit.end + between_blanks, "")]

@@ -33,6 +33,15 @@ class Place:
     form: str = ""  # the target that it was migrated to: "jax_dist", "shard_map", ...
     is_mapped: bool = False  # it maps a function: it is no import, alias or placement of arrays
 
+    @classmethod
+    def of_node(
+        cls, module: Module, node: ast.AST, code: Code, status: Status = "done", **fields: Any
+    ) -> "Place":
+        """Return the place of an AST node; `fields` are more of it, as `form="shard_map"`."""
+        path, position = module.source.path, module.source.position(module.span(node)[0])
+        text = module.text(node)
+        return cls(path, position.line, position.cell, code, status, text, **fields)
+
     @property
     def where(self) -> str:
         """`a.py:12`, or `a.ipynb:cell 3:12`."""
@@ -63,10 +72,10 @@ class FileMigration:
         return FileMigration(self.path, self.before, self.before, self.places, problem)
 
 
-class Left(Exception):
-    """Raised where a place cannot be migrated.
+class CannotMigrate(Exception):
+    """Raised where a use of pmap cannot be migrated; `by_hand` says what the user can do.
 
-    The reason has the same words at each such place, so that reports can group them.
+    The reason has the same words each time, so that reports can group the uses by it.
     """
 
     def __init__(self, reason: str, by_hand: str = ""):
@@ -77,37 +86,24 @@ class Left(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedPlace:
-    """A place with the fix that migrates it, if that is its own."""
+    """A place with the fix that migrates it; None: it stays, or the fix of another place does."""
 
     place: Place
     fix: Fix | None = None
 
     @classmethod
-    def locate(
-        cls,
-        module: Module,
-        node: ast.expr | ast.alias,
-        code: Code,
-        fix: Fix | None = None,
-        left: Left | None = None,
-        **more: Any,
-    ) -> "PlannedPlace":
-        """Return the place of a node: left for the reason `left`, else migrated.
-
-        Without a `fix`, the fix of another place migrates it. `more` are fields of `Place`.
-        """
-        position = module.source.position(module.span(node)[0])
-        if left is not None:
-            more = {"reason": left.reason, "by_hand": left.by_hand}
-        status: Status = "done" if left is None else "left"
-        where = module.source.path, position.line, position.cell
-        return cls(Place(*where, code, status, module.text(node), **more), fix)
+    def left(cls, module: Module, node: ast.expr, error: CannotMigrate) -> "PlannedPlace":
+        """Return the place of a pmap that stays as it is, with the reason that `error` gives."""
+        reason, by_hand = error.reason, error.by_hand
+        code = _codes.PMAP_CALL
+        return cls(Place.of_node(module, node, code, "left", reason=reason, by_hand=by_hand))
 
 
 def unparsed_cells(source: Source) -> Iterator[Place]:
-    """Yield the cells of a notebook that Python cannot parse; the others are migrated."""
+    """Yield a place for each notebook cell that Python cannot parse and that stays as it is."""
     for cell in getattr(source, "unparsed", ()):
         offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
-        at, what = source.position(offset), source.line_text(offset).strip()
+        position, first_line = source.position(offset), source.line_text(offset).strip()
         reason = f"Python cannot parse the cell: {cell.message}"
-        yield Place(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", what, reason)
+        where = source.path, position.line, position.cell
+        yield Place(*where, _codes.SYNTAX_ERROR, "left", first_line, reason)

@@ -16,14 +16,9 @@ from jax_dist.migrate.verify import runs
 def run(command: Sequence[str], explain: str = "") -> int:
     """Run a command with `jax_dist.pmap` for `jax.pmap`, in all Python processes it starts.
 
-    Names that newer jax removed, and that have a one-to-one replacement, are put back.
-
-    Args:
-      command: the program and its arguments.
-      explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
-
-    Returns:
-      Its exit code, as a shell counts it. MisuseError is raised if it cannot be started.
+    Names that newer jax removed, and that have a one-to-one replacement, are put back. `explain` is
+    the file that gets the reports of `jax_dist.explain`; "": there are none. Returns the exit code,
+    as a shell counts it. Raises MisuseError if the command cannot be started.
     """
     library = str(Path(jax_dist.__file__).parents[1])
     with runs.inject_recording(library=library, explain=explain) as folder:

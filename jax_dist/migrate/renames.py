@@ -19,7 +19,7 @@ from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
-from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
+from jax_dist.migrate.places import CannotMigrate, Place, PlannedPlace, Target
 from jax_dist.migrate.verify.recording.calls import VENDORED
 
 # The rules whose safe fixes a migration makes too.
@@ -35,146 +35,131 @@ class Renames:
     Args:
       module: the file.
       target: "jax_dist" or "vendored".
-      home: the name by which the file imports the vendored module, such as "pkg._mapped".
+      vendored: the name by which the file imports the vendored module, such as "pkg._mapped".
     """
 
-    def __init__(self, module: Module, target: Target, home: str):
-        self._module, self._home = module, home
+    def __init__(self, module: Module, target: Target, vendored: str):
+        self._module, self._vendored = module, vendored
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
         """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
-        jits = places_of_rules(self._module, jax, _JITS)
+        jits_around_pmaps = places_of_rules(self._module, jax, _JITS)
         return [
-            *map(self._place_of_site, find_sites(self._module, self._target)),
-            *(place for place in jits if place.fix is not None),
-            *self._places_of_puts(),
+            *map(self._place_of_pmap, find_sites(self._module, self._target)),
+            *(place for place in jits_around_pmaps if place.fix is not None),
+            *self._places_of_device_puts(),
             *self._places_of_other_pmaps(),
             *places_of_rules(self._module, jax),
         ]
 
-    # --- references to pmap
-
-    def _place_of_site(self, site: Site) -> PlannedPlace:
-        """Return the place of one reference to pmap; `fix` is None if another place has it."""
+    def _place_of_pmap(self, site: Site) -> PlannedPlace:
+        """Return the place of a reference to pmap, with the fix that renames it."""
         module, reference = self._module, site.reference
+        # Python 3.11 knows no positions in an f-string.
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
-            why = Left(
-                "pmap is inside an f-string",  # where Python 3.11 knows no positions
-                "Take it out of the string, then migrate again.",
-            )
-            return PlannedPlace.locate(module, reference, _codes.PMAP_CALL, left=why)
-        fix = self._fix(site)
-        remark = "" if fix is not None else "an alias, which changes where it is defined"
-        place = module, reference, _codes.PMAP_CALL, fix
-        is_mapped, form = site.is_application, self._target
-        return PlannedPlace.locate(*place, reason=remark, form=form, is_mapped=is_mapped)
+            by_hand = "Take it out of the string, then migrate again."
+            error = CannotMigrate("pmap is inside an f-string", by_hand)
+            return PlannedPlace.left(module, reference, error)
+        fix = self._fix_reference(reference)
+        reason = "an alias, which changes where it is defined" if fix is None else ""
+        fields = {"reason": reason, "form": self._target, "is_mapped": site.is_application}
+        return PlannedPlace(Place.of_node(module, reference, _codes.PMAP_CALL, **fields), fix)
 
-    def _fix(self, site: Site) -> Fix | None:
-        """Return the fix of one reference; None if it names an alias, whose definition is fixed."""
-        module, reference = self._module, site.reference
-        names = names_of(module, "pmap", self._target)
+    def _fix_reference(self, reference: ast.expr) -> Fix | None:
+        """Return the fix of `jax.pmap` or of the import of `pmap`; None for a read of an alias."""
+        module, names = self._module, names_of(self._module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
             dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
             return self._rename(reference, "pmap") if dotted in names else None
-        bound = module.scope(reference).lookup(getattr(reference, "id", ""))
-        bindings = bound[1] if bound is not None else []
-        if len(bindings) != 1 or module.absolute(bindings[0].target) not in names:
-            return None
-        return self._fix_of_import(bindings[0].node)
+        lookup = module.scope(reference).lookup(getattr(reference, "id", ""))
+        bindings = lookup[1] if lookup is not None else []
+        is_import = len(bindings) == 1 and module.absolute(bindings[0].target) in names
+        return self._fix_import(bindings[0].node) if is_import else None
 
-    def _fix_of_import(self, alias: Any) -> Fix:
-        """Return the fix that imports pmap from the target's module instead of `alias` from jax."""
+    def _fix_import(self, alias: Any) -> Fix:
+        """Return the fix that takes a name out of `from jax import pmap` and imports another."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
-        bound = alias.asname or alias.name
-        source, new = ("jax_dist", "pmap") if self._target == "jax_dist" else (self._home, "mapped")
-        line = f"from {source} import {new}{'' if new == bound else f' as {bound}'}"
+        name, is_library = alias.asname or alias.name, self._target == "jax_dist"
+        source, new = ("jax_dist", "pmap") if is_library else (self._vendored, "mapped")
+        line = f"from {source} import {new}{'' if new == name else f' as {name}'}"
         if len(statement.names) == 1:
-            edits, added = [Edit(*self._module.span(statement), line)], ()
+            edits, imports = [Edit(*self._module.span(statement), line)], ()
         else:
-            edits, added = new_imports.remove_names(self._module, statement, [alias]), (line,)
-        return Fix("import pmap from elsewhere", Safety.SAFE, tuple(edits), added)
+            edits, imports = new_imports.remove_names(self._module, statement, [alias]), (line,)
+        return Fix("import pmap from elsewhere", Safety.SAFE, tuple(edits), imports)
 
-    # --- other functions
-
-    def _places_of_puts(self) -> Iterator[PlannedPlace]:
-        """Yield each use of a function that JAX removed, under a new name."""
+    def _places_of_device_puts(self) -> Iterator[PlannedPlace]:
+        """Yield each use of `device_put_replicated` and `device_put_sharded`, to be renamed."""
         for function in ("device_put_replicated", "device_put_sharded"):
             for node in self._module.uses(*names_of(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                fix = self._rename(node, function)
-                place = self._module, node, _codes.REMOVED_DEVICE_PUT, fix
-                yield PlannedPlace.locate(*place, form=self._target)
+                code, form = _codes.REMOVED_DEVICE_PUT, self._target
+                place = Place.of_node(self._module, node, code, form=form)
+                yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
-        """Return the fix that writes one of the new functions in the place of a node."""
+        """Return the fix from `jax.pmap` to `jax_dist.pmap` or `mapped`, with its import."""
         if self._target == "jax_dist":
             name, imports = self._module.name_for(f"jax_dist.{function}", node)
         else:
-            name, imports = self._name_in_home("mapped" if function == "pmap" else function)
+            name, imports = self._name_of_vendored("mapped" if function == "pmap" else function)
         edit = Edit(*self._module.span(node), name)
         return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
 
-    def _name_in_home(self, function: str) -> tuple[str, tuple[str, ...]]:
-        """Return the file's name for a function of the vendored module, with the import it needs.
+    def _name_of_vendored(self, function: str) -> tuple[str, tuple[str, ...]]:
+        """Return a free name for a vendored function, with its import; or the one it has already.
 
-        That is the name that it has already, or else a free one.
+        `("mapped", ("from _mapped import mapped",))`; below that import, `("mapped", ())`.
         """
         for name, bindings in self._module.scopes.module.bindings.items():
-            if [binding.target for binding in bindings] == [f"{self._home}.{function}"]:
+            if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
                 return name, ()
         bound = {name for scope in self._module.scopes.all for name in scope.bindings}
         names = (function, f"{function}_over_devices", f"_{function}_over_devices")
-        free_name = next((name for name in names if name not in bound), names[-1])
-        alias = "" if free_name == function else f" as {free_name}"
-        return free_name, (f"from {self._home} import {function}{alias}",)
+        name = next((name for name in names if name not in bound), names[-1])
+        alias = "" if name == function else f" as {name}"
+        return name, (f"from {self._vendored} import {function}{alias}",)
 
     def _places_of_other_pmaps(self) -> Iterator[PlannedPlace]:
-        """Yield the uses of `equinox.filter_pmap` and the pmaps of Flax NNX."""
-        for name, (ours, by_hand) in OF_LIBRARIES.items():
+        """Yield the uses of Equinox's filter_pmap and Flax NNX's pmap, which only jax_dist has."""
+        for name, (function, instead) in OF_LIBRARIES.items():
             for node in self._module.uses(name):
-                why = None
-                if self._target != "jax_dist":
-                    why = Left(
-                        f"{name} maps functions of modules, and plain JAX has no such function",
-                        f"Use {by_hand}, or migrate with --to jax_dist.",
-                    )
-                fix = self._rename(node, ours) if why is None else None
-                place = self._module, node, _codes.PMAP_CALL, fix, why
-                yield PlannedPlace.locate(*place, form=self._target)
+                if self._target == "jax_dist":
+                    place = Place.of_node(self._module, node, _codes.PMAP_CALL, form=self._target)
+                    yield PlannedPlace(place, self._rename(node, function))
+                else:
+                    reason = f"{name} maps functions of modules, and plain JAX has no such function"
+                    by_hand = f"Use {instead}, or migrate with --to jax_dist."
+                    yield PlannedPlace.left(self._module, node, CannotMigrate(reason, by_hand))
 
 
 def places_of_rules(
     module: Module, jax: Version | None, codes: frozenset[Code] = CODES
 ) -> list[PlannedPlace]:
-    """Return the places that the rules of `codes` find; their safe fixes, and of jits, are made."""
+    """Return a place for each finding of the lint rules `codes`; see `Renames.places` for `jax`.
+
+    Safe fixes are made, and those that remove a jit around a pmap; other findings are left.
+    """
     places: list[PlannedPlace] = []
     for finding in linter.check_module(module, codes, jax):
-        fix = finding.fix
-        is_made = fix is not None and (fix.safety is Safety.SAFE or finding.code in _JITS)
-        place = Place(
-            finding.path,
-            finding.start.line,
-            finding.start.cell,
-            finding.code,
-            "done" if is_made else "left",
-            finding.line_text.strip(),
-            finding.message,
-            "" if fix is None or is_made else fix.title,
-        )
-        places.append(PlannedPlace(place, fix if is_made else None))
+        start, fix = finding.start, finding.fix
+        where = finding.path, start.line, start.cell, finding.code
+        text, reason = finding.line_text.strip(), finding.message
+        if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JITS):
+            places.append(PlannedPlace(Place(*where, "done", text, reason), fix))
+        else:
+            by_hand = fix.title if fix is not None else ""
+            places.append(PlannedPlace(Place(*where, "left", text, reason, by_hand)))
     return places
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
-    """Return the dotted names, in jax, jax_dist or a vendored module, that `target` replaces.
+    """Return the dotted names that a target replaces, for "pmap" or a "device_put_..." function.
 
-    Args:
-      module: the file.
-      function: "pmap", "device_put_replicated" or "device_put_sharded".
-      target: what they become; its own name for the function is not replaced.
+    They are "jax.pmap" and what other targets write: "jax_dist.pmap", "pkg._mapped.mapped".
     """
     names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
     if target != "jax_dist":
@@ -182,8 +167,8 @@ def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
     if target != "vendored":
         vendored_function = "mapped" if function == "pmap" else function
         for name in module.used_names():
-            home, _, last = name.rpartition(".")
-            if is_vendored(name) and home != module.name and last == vendored_function:
+            file, _, last = name.rpartition(".")
+            if is_vendored(name) and file != module.name and last == vendored_function:
                 names.append(name)
     return tuple(names)
 
@@ -194,5 +179,5 @@ def find_sites(module: Module, target: Target) -> list[Site]:
 
 
 def is_vendored(dotted: str) -> bool:
-    """Return whether a dotted name is of a function of a vendored module: `pkg._mapped.mapped`."""
+    """Return whether a dotted name is of a vendored module's function: `pkg._mapped.mapped`."""
     return dotted.split(".")[-2:-1] == [VENDORED]

@@ -18,13 +18,12 @@ from typing import Any
 
 from jax_dist._usage import counted
 from jax_dist.migrate.places import FileMigration, Place, Target
-from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.comparison import Verification
 
 _SCHEMA = 5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class MigrationReport:
     """The places of one migration, and what its runs showed."""
 
@@ -32,25 +31,13 @@ class MigrationReport:
     files: Sequence[FileMigration]
     verification: Verification | None = None
 
-    @property
-    def places(self) -> list[Place]:
-        return [place for file in self.files for place in file.places]
-
-    @property
-    def done(self) -> list[Place]:
-        return [place for place in self.places if place.status == "done"]
-
-    @property
-    def left(self) -> list[Place]:
-        return [place for place in self.places if place.status == "left"]
-
-    @property
-    def changed(self) -> list[FileMigration]:
-        return [file for file in self.files if file.changed]
-
-    @property
-    def problems(self) -> list[FileMigration]:
-        return [file for file in self.files if file.problem]
+    def __post_init__(self):
+        self.places = [place for file in self.files for place in file.places]
+        self.done = [place for place in self.places if place.status == "done"]
+        self.left = [place for place in self.places if place.status == "left"]
+        self.changed = [file for file in self.files if file.changed]
+        self.problems = [file for file in self.files if file.problem]
+        self.review = () if self.verification is None else self.verification.review
 
     def group_by_reason(self) -> list[list[Place]]:
         """Return the places that were left, by reason, the most frequent first."""
@@ -58,10 +45,6 @@ class MigrationReport:
         for place in self.left:
             groups.setdefault(place.reason, []).append(place)
         return sorted(groups.values(), key=lambda places: -len(places))
-
-    @property
-    def review(self) -> Sequence[Unreached]:
-        return () if self.verification is None else self.verification.review
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as the JSON has it."""
@@ -96,10 +79,9 @@ def _format_text(report: MigrationReport) -> str:
 
 
 def review_text(report: MigrationReport) -> str:
-    """Return the lines that a run did not reach, below a title."""
+    """Return the lines that a run did not reach, as `  a.py:12: text`, below a title."""
     title = "Review these lines: they read a changed value, and did not run"
-    lines = (f"  {line.path}:{line.line}: {line.text}" for line in report.review)
-    return "\n".join([title, *lines])
+    return "\n".join([title, *(f"  {x.path}:{x.line}: {x.text}" for x in report.review)])
 
 
 def _outcome(place: Place) -> str:

@@ -22,32 +22,37 @@ class Unreached:
     text: str
 
 
+def is_read(node: ast.AST) -> bool:
+    """Return whether a node is an expression that is read, so that `f(node)` can replace it."""
+    return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+
+
 def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Sequence[Span]]:
-    """Return by line the bytes of `nodes`, the expressions that read a changed value."""
+    """Return by line the byte spans of the reads among `nodes` that a marker can be put around.
+
+    Not of `x` inside `f(x)` if that is one too; not in a notebook, an f-string or a pattern.
+    """
     source = module.source
-    if not source.path.endswith(".py") or source.written(source.code) != source.code:
+    is_plain = source.written(source.code) == source.code  # offsets are those in the file
+    if not source.path.endswith(".py") or not is_plain:
         return {}
     lines: dict[int, list[Span]] = {}
     for node in nodes:
-        is_read = isinstance(node, ast.expr) and isinstance(
-            getattr(node, "ctx", ast.Load()), ast.Load
-        )
-        if not is_read or not module.holds(node):
+        if not is_read(node) or not module.holds(node):
             continue
-        around = [*module.ancestors(node)]
-        is_marked = any(outer in nodes for outer in around)  # a marker around it is enough
-        if not is_marked and not any(isinstance(x, ast.JoinedStr | ast.pattern) for x in around):
+        if not any(
+            outer in nodes or isinstance(outer, ast.JoinedStr | ast.pattern)
+            for outer in module.ancestors(node)
+        ):
             span = module.span(node)
             lines.setdefault(source.position(span[0]).line, []).append(span)
     return {line: sorted(spans) for line, spans in sorted(lines.items())}
 
 
 def mark(file: FileMigration, path: str) -> bytes:
-    """Return the old text with markers around the expressions in `file.touched`."""
-    spans = {(*span, line) for line, spans in file.touched.items() for span in spans}
-    edits = [
-        edit
-        for start, end, line in spans
-        for edit in (Edit(start, start, f"__ran__({path!r}, {line}, "), Edit(end, end, ")"))
-    ]
+    """Return the old text with `state` as `__ran__("a.py", 12, state)`, for `file.touched`."""
+    edits: list[Edit] = []
+    for line, spans in file.touched.items():
+        for start, end in spans:
+            edits += [Edit(start, start, f"__ran__({path!r}, {line}, "), Edit(end, end, ")")]
     return apply_edits(file.before, edits)

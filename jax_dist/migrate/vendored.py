@@ -13,23 +13,29 @@ from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify.recording.calls import VENDORED
 
+_FILE = f"{VENDORED}.py"
+
 
 def home_of(module: Module) -> tuple[str, str]:
-    """Return the path of the copy for a file, and its name there: "_mapped", ".._mapped", ..."""
+    """Return the path of the vendored module for a file, and the name to import it by.
+
+    Such as `("/src/pkg/_mapped.py", "pkg._mapped")`; the name may be relative, "..._mapped".
+    """
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
-    top = _package_by_files(folder)
     if path.endswith(".ipynb"):
-        return _home_in(folder, "")
-    if top and any(node.level for node in module.nodes(ast.ImportFrom)):
-        depth = os.path.relpath(folder, top)
-        return _home_in(top, "." * (1 if depth == os.curdir else 2 + depth.count(os.sep)))
-    package = _package_by_imports(module, folder) or top
-    return _home_in(package, f"{os.path.basename(package)}.") if package else _home_in(folder, "")
+        return os.path.join(folder, _FILE), VENDORED
+    package = _package_by_files(folder)
+    if package and any(node.level for node in module.nodes(ast.ImportFrom)):
+        depth = folder.removeprefix(package).count(os.sep)  # below the package
+        return os.path.join(package, _FILE), "." * (depth + 1) + VENDORED
+    package = _package_by_imports(module, folder) or package
+    prefix = f"{os.path.basename(package)}." if package else ""
+    return os.path.join(package or folder, _FILE), prefix + VENDORED
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
-    """Yield the missing copies; raise MisuseError if another file has the name of one."""
+    """Yield the vendored modules that changed files import and that do not exist yet."""
     text = Path(__file__).with_name("_mapped.py").read_bytes()  # always the same
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
@@ -42,30 +48,22 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
 
 
 def _package_by_files(folder: str) -> str:
-    """Return the outermost folder, from `folder` up, of a package; "" if there is none.
-
-    A folder that cannot be imported by its name, as a checkout of `my-project`, is none.
-    """
-    top = ""
+    """Return the outermost package around the files of a folder: its path, or "" without one."""
+    package = ""
     while os.path.isfile(os.path.join(folder, "__init__.py")):
-        if not os.path.basename(folder).isidentifier():
+        if not os.path.basename(folder).isidentifier():  # as a checkout of `my-project`
             break
-        top, folder = folder, os.path.dirname(folder)
-    return top
+        package, folder = folder, os.path.dirname(folder)
+    return package
 
 
 def _package_by_imports(module: Module, folder: str) -> str:
-    """Return the folder around a file that is named as a package it imports; "" if none is."""
-    of_names = (bindings for scope in module.scopes.all for bindings in scope.bindings.values())
-    targets = [binding.target for bindings in of_names for binding in bindings if binding.target]
-    roots = {target.partition(".")[0] for target in targets} - KNOWN
+    """Return `/src/pkg` for a file in `/src/pkg/tools` that imports `pkg.utils`; "" for none."""
+    scopes = module.scopes.all
+    bindings = (b for scope in scopes for same_name in scope.bindings.values() for b in same_name)
+    roots = {b.target.partition(".")[0] for b in bindings if b.target} - KNOWN
     while (parent := os.path.dirname(folder)) != folder:
         if os.path.basename(folder) in roots:
             return folder
         folder = parent
     return ""
-
-
-def _home_in(folder: str, prefix: str) -> tuple[str, str]:
-    """Return the home in a folder; `prefix` precedes its name in imports: "", "pkg." or dots."""
-    return (os.path.join(folder, f"{VENDORED}.py"), f"{prefix}{VENDORED}")

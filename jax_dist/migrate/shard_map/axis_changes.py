@@ -7,25 +7,37 @@ import ast
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from jax_dist.lint.model import pmaps, scopes, stacking
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.shard_map.expressions import argument_of, results_of
+from jax_dist.migrate.shard_map import flow
 
-_DEEPEST = 4  # functions that call each other
-_KEEPING = frozenset(f"jax.numpy.{name}" for name in ("array", "asarray", "astype", "copy"))
+_MAX_DEPTH = 4  # of functions that call each other
+_KEEP_AXIS = frozenset(
+    ("jax.device_put", *(f"jax.numpy.{name}" for name in ("array", "asarray", "astype", "copy")))
+)
 _TO_HOST = frozenset(("jax.device_get", "numpy.array", "numpy.asarray"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """What an expression does to the device axis of its operand `of`."""
+class AxisChange:
+    """What an expression does to the device axis of an operand `x`.
 
-    kind: Kind | None  # of the result; None: the axis stays as it is
-    of: ast.expr
-    to_host: bool = False  # whether it may give arrays of NumPy
+    `replicate(x)` adds the axis (Kind.REPLICATED), `unreplicate(x)` removes it (Kind.ONE), and
+    `jnp.asarray(x)` keeps it (None).
+    """
+
+    kind: Kind | None
+    operand: Any  # of an expression, `x`; of a function, its parameter
+    to_host: bool = False  # whether it may give NumPy arrays
+
+
+class _Function(NamedTuple):
+    module: Module  # the file of the project that defines it
+    node: scopes.Function
 
 
 class AxisChanges:
@@ -33,124 +45,127 @@ class AxisChanges:
 
     def __init__(self, module: Module, project: Project):
         self._module, self._project = module, project
-        self._changes: dict[ast.AST, Change | None] = {}
+        self._changes: dict[ast.AST, AxisChange | None] = {}
 
-    def find(self, node: ast.AST | None) -> Change | None:
+    def find(self, node: ast.AST | None) -> AxisChange | None:
         """Return how a call changes the device axis; None if it keeps it or cannot be analyzed."""
         change = self._change_of(node)
         return None if change is None or change.kind is None else change
 
-    def find_first(self, node: ast.AST | None) -> Change | None:
-        """Return the change of a call such as `unreplicate(x)`, which is `x[0]`; else None."""
+    def find_unreplicate(self, node: ast.AST | None) -> AxisChange | None:
+        """Return the change of a call such as `unreplicate(x)`, which gives `x[0]`; else None."""
         change = self._change_of(node)
         return change if change is not None and change.kind is Kind.ONE else None
 
-    def find_unchanged(self, node: ast.AST | None) -> ast.expr | None:
-        """Return the argument that a call returns with the same axis, on the devices; else None."""
+    def kept_operand(self, node: ast.AST | None) -> ast.expr | None:
+        """Return `x` of `jnp.asarray(x)`, which keeps the device axis on the devices; else None."""
         change = self._change_of(node)
-        return change.of if change and change.kind is None and not change.to_host else None
+        return change.operand if change and change.kind is None and not change.to_host else None
 
-    def _change_of(self, node: ast.AST | None) -> Change | None:
-        """Return what nested calls do to the axis of the innermost `x`: `asarray(replicate(x))`."""
+    def _change_of(self, node: ast.AST | None) -> AxisChange | None:
+        """Return what nested calls, `jnp.asarray(replicate(x))`, do to the operand `x`; or None."""
         if not isinstance(node, ast.Call):
             return None
         if node not in self._changes:
-            change = self._outer(self._module, node, 0)
+            change = self._change_by_call(self._module, node, 0)
             while change is not None and change.kind is None:
-                inner = self._outer(self._module, change.of, 0)
+                inner = self._change_by_call(self._module, change.operand, 0)
                 if inner is None:
                     break
                 change = _compose(change, inner)
             self._changes[node] = change
         return self._changes[node]
 
-    def _outer(
-        self, module: Module, node: ast.expr, depth: int, *, of_array: bool = False
-    ) -> Change | None:
-        """Return what the outermost call of an expression does to the axis; None if unknown.
+    def _change_by_call(
+        self, module: Module, node: ast.expr, depth: int, *, is_leaf: bool = False
+    ) -> AxisChange | None:
+        """Return what the outermost call of an expression does to the device axis; None if unknown.
 
-        `of_array`: the expression is of one array, in a function for `tree.map`.
+        `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
         """
         stacked = stacking.stacking(module, node)
         if stacked is not None:
-            return Change(stacked.kind, stacked.of)
+            return AxisChange(stacked.kind, stacked.of)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
-        if of_array and name is None:
-            return _read_array(node)
-        if not isinstance(node, ast.Call) or not node.args:
-            return None
-        if name in _KEEPING or name == "jax.device_put":
-            return Change(None, node.args[0])
-        if name in _TO_HOST:
-            return Change(None, node.args[0], to_host=True)
-        if name in stacking.TREE_MAPS and len(node.args) == 2:
-            home, function = self._definition(module, node.args[0])
-            change = self._read_function(home, function, depth, of_array=True)
-            return change and dataclasses.replace(change, of=node.args[1])
-        home, function = self._definition(module, node.func)
-        change = self._read_function(home, function, depth)
-        if function is None or change is None or not isinstance(change.of, ast.Name):
-            return None
-        named = {parameter.arg: parameter for parameter in scopes.parameters(function.args)}
-        argument = argument_of(home, node, function, named[change.of.id])
-        return argument and dataclasses.replace(change, of=argument)
+        if is_leaf and name is None:
+            return _change_by_method(node)
+        match node:
+            case ast.Call(args=[operand, *_]) if name in _KEEP_AXIS or name in _TO_HOST:
+                return AxisChange(None, operand, to_host=name in _TO_HOST)
+            case ast.Call(args=[fun, tree]) if name in stacking.TREE_MAPS:
+                function = self._definition(module, fun)
+                change = function and self._change_by_function(function, depth, is_leaf=True)
+                return change and dataclasses.replace(change, operand=tree)
+            case ast.Call(func=fun, args=[_, *_]):
+                function = self._definition(module, fun)
+                change = function and self._change_by_function(function, depth)
+                if function is None or change is None:
+                    return None
+                home, parameter = function.module, change.operand
+                argument = flow.argument_of(home, node, function.node, parameter)
+                return argument and dataclasses.replace(change, operand=argument)
+        return None
 
-    def _definition(self, module: Module, fun: ast.expr) -> tuple[Module, scopes.Function | None]:
-        """Return the file of the project that defines a function, and its def; or None for that."""
+    def _definition(self, module: Module, fun: ast.expr) -> _Function | None:
+        """Return the def or lambda that a name means, in this file or another of the project."""
         function = pmaps.definition(module, fun)
         if function is not None:
-            return module, function
-        home, _, name = (module.qualified_name(fun) or "").rpartition(".")
-        path = self._project.file(home, os.path.dirname(os.path.abspath(module.source.path)))
-        other = self._project.opened(path) if home and path else None
+            return _Function(module, function)
+        dotted_module, _, name = (module.qualified_name(fun) or "").rpartition(".")
+        folder = os.path.dirname(os.path.abspath(module.source.path))
+        path = self._project.file(dotted_module, folder)
+        other = self._project.opened(path) if dotted_module and path else None
         bindings = other.scopes.module.bindings.get(name, ()) if other else ()
         node = bindings[0].node if len(bindings) == 1 else None
-        return (other, node) if other and isinstance(node, ast.FunctionDef) else (module, None)
+        return _Function(other, node) if other and isinstance(node, ast.FunctionDef) else None
 
-    def _read_function(
-        self,
-        module: Module,
-        function: scopes.Function | None,
-        depth: int,
-        *,
-        of_array: bool = False,
-    ) -> Change | None:
+    def _change_by_function(
+        self, function: _Function, depth: int, *, is_leaf: bool = False
+    ) -> AxisChange | None:
         """Return what a function does to the parameter that it returns; None if unknown.
 
-        `Change.of` is then that parameter's name in the function. All branches must agree.
+        `return x if n == 1 else replicate(x)` adds the axis to `x`: of several branches, some may
+        keep it.
         """
-        results = results_of(function) if function and depth < _DEEPEST else None
-        if function is None or not results:
+        results = flow.results_of(function.node) if depth < _MAX_DEPTH else []
+        branches = [branch for result in results for branch in _branches(result)]
+        of_leaf = {"is_leaf": is_leaf}
+        changes = [self._change_of_parameter(function, x, depth, **of_leaf) for x in branches]
+        known = [change for change in changes if change is not None]
+        kinds = {change.kind for change in known} - {None}
+        parameters = {change.operand for change in known}
+        if len(known) < len(changes) or len(kinds) > 1 or len(parameters) != 1:
             return None
-        names = {parameter.arg for parameter in scopes.parameters(function.args)}
-        changes: list[Change] = []
-        for branch in (part for result in results for part in _branches(result)):
-            change: Change | None = Change(None, branch)
-            while change is not None:  # from the result inwards, down to a parameter
-                value = module.value(change.of)
-                if value is None and getattr(change.of, "id", None) in names:
-                    changes.append(change)
-                    break
-                inner = Change(None, value) if value is not None else None
-                inner = inner or self._outer(module, change.of, depth + 1, of_array=of_array)
+        to_host = any(change.to_host for change in known)
+        return AxisChange(next(iter(kinds), None), parameters.pop(), to_host)
+
+    def _change_of_parameter(
+        self, function: _Function, result: ast.expr, depth: int, *, is_leaf: bool
+    ) -> AxisChange | None:
+        """Return what a result does to the parameter that it is computed from; None if unknown."""
+        parameters = {x.arg: x for x in scopes.parameters(function.node.args)}
+        change: AxisChange | None = AxisChange(None, result)
+        while change is not None:  # inwards, from the result to the parameter
+            operand = change.operand
+            parameter = parameters.get(getattr(operand, "id", ""))
+            if (value := function.module.value(operand)) is not None:  # of a variable
+                change = dataclasses.replace(change, operand=value)
+            elif parameter is not None:
+                return dataclasses.replace(change, operand=parameter)
+            else:
+                inner = self._change_by_call(function.module, operand, depth + 1, is_leaf=is_leaf)
                 change = inner and _compose(change, inner)
-            if change is None:
-                return None
-        kinds = {change.kind for change in changes} - {None}
-        if len(kinds) > 1 or len({ast.unparse(change.of) for change in changes}) != 1:
-            return None
-        to_host = any(change.to_host for change in changes)
-        return Change(next(iter(kinds), None), changes[0].of, to_host)
+        return None
 
 
-def _compose(outer: Change, inner: Change) -> Change | None:
+def _compose(outer: AxisChange, inner: AxisChange) -> AxisChange | None:
     """Return what `outer(inner(x))` does to the axis of `x`; None if both change it."""
     if outer.kind is not None and inner.kind is not None:
         return None
-    return Change(outer.kind or inner.kind, inner.of, outer.to_host or inner.to_host)
+    return AxisChange(outer.kind or inner.kind, inner.operand, outer.to_host or inner.to_host)
 
 
-def _read_array(node: ast.expr) -> Change | None:
+def _change_by_method(node: ast.expr) -> AxisChange | None:
     """Return what `x[0]`, `x.squeeze(0)`, `x.astype(t)` and the like do to an array `x`."""
     match node:
         case (
@@ -159,7 +174,7 @@ def _read_array(node: ast.expr) -> Change | None:
                 func=ast.Attribute(value=array, attr="squeeze"), args=[ast.Constant(value=0)]
             )
         ):
-            return Change(Kind.ONE, array)
+            return AxisChange(Kind.ONE, array)
         case (
             ast.Call(func=ast.Attribute(value=array, attr="astype" | "copy" | "addressable_data"))
             | ast.Attribute(
@@ -167,7 +182,7 @@ def _read_array(node: ast.expr) -> Change | None:
                 attr="data",
             )
         ):
-            return Change(None, array)
+            return AxisChange(None, array)
     return None
 
 

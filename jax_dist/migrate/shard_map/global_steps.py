@@ -6,14 +6,13 @@ computed from the whole batch. Only a run can show whether the numbers stay the 
 
 import ast
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, traced
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate.places import Left
+from jax_dist.migrate.places import CannotMigrate
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
-from jax_dist.migrate.shard_map.mappings import Mapped
+from jax_dist.migrate.shard_map.mappings import Pmapped
 
 _REDUCTIONS = ("jax.lax.pmean", "jax.lax.psum")
 _REASONS = {
@@ -26,36 +25,54 @@ _REASONS = {
 
 
 def reductions(
-    module: Module, mapped: Mapped, layouts: Layouts, axis: str, keys: Sequence[str]
-) -> list[tuple[ast.Call, ast.expr]]:
-    """Return the calls of pmean and psum that a jitted step drops, each with its operand.
+    module: Module, mapped: Pmapped, layouts: Layouts, axis: str
+) -> dict[ast.Call, ast.expr]:
+    """Return the calls `pmean(x, axis)` and `psum(x, axis)` that a jit drops, with their `x`.
 
-    Raises Left if the step needs shard_map. `axis` is the code of the axis's name, such as
-    `"batch"` with its quotes; `keys` are the parameters that get a key for each device.
+    Raises CannotMigrate if the step needs shard_map. `axis` is the code of the axis's name, such as
+    `"batch"` with its quotes.
     """
-    if keys:
-        raise Left("keys per device")
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if not isinstance(step, ast.FunctionDef) or not module.holds(step):
-        raise Left("its function is no def of this file")
+        raise CannotMigrate("its function is no def of this file")
     nodes = nodes_of(module, mapped)
-    edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
-    # Of each reduction, all that is not its array names the axis, and goes with it.
-    axes = {
-        operand
-        for call, array in edits
-        for operand in (*call.args, *(word.value for word in call.keywords))
-        if operand is not array
-    }
-    if any(_text(module, node) == axis for node in nodes if node not in axes):
-        raise Left("the step hands the name of its axis on, as to batch norm")
-    if any(layouts.results[mapped, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
-        raise Left("a result differs from device to device")
-    return edits
+    operands: dict[ast.Call, ast.expr] = {}
+    axis_arguments: set[ast.expr] = set()  # these go with the reductions
+    for call in nodes:
+        if isinstance(call, ast.Call) and _is_collective(module, call, axis):
+            operands[call], *rest = _reduction_arguments(module, call)
+            axis_arguments.update(rest)
+    if any(_name_text(module, node) == axis for node in nodes if node not in axis_arguments):
+        raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
+    results = (layouts.results[mapped, index] for index in range(mapped.result_count))
+    if any(layout is not Layout.REPLICATED for layout in results):
+        raise CannotMigrate("a result differs from device to device")
+    return operands
 
 
-def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
-    """Return the nodes of a step and of the functions that it names, without decorators."""
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_collective(module: Module, call: ast.Call, axis: str) -> bool:
+    """Return whether a call is a collective of jax.lax over the axis, such as `pmean(x, axis)`."""
+    is_of_lax = (module.qualified_name(call.func) or "").startswith("jax.lax.")
+    return is_of_lax and axis in (_name_text(module, argument) for argument in _arguments(call))
+
+
+def _reduction_arguments(module: Module, call: ast.Call) -> list[ast.expr]:
+    """Return `[x, axis]` of `pmean(x, axis)` or psum. Raises CannotMigrate at other collectives."""
+    name, arguments = module.qualified_name(call.func) or "", _arguments(call)
+    if name not in _REDUCTIONS or len(arguments) != 2:
+        last = name.rpartition(".")[2]
+        raise CannotMigrate(_REASONS.get(last, f"the step uses {last} over its axis"))
+    if isinstance(arguments[0], ast.Constant):  # `psum(1, axis)`
+        raise CannotMigrate("the step counts its devices")
+    return arguments
+
+
+def nodes_of(module: Module, mapped: Pmapped) -> list[ast.AST]:
+    """Return the nodes of a step and of the functions that it calls, without decorators."""
     step = functions.innermost(module, mapped.site.fun)
     parts = [mapped.site.fun] if step is None else traced.reach(module, step)
     decorators = (decorator for part in parts for decorator in getattr(part, "decorator_list", ()))
@@ -64,7 +81,7 @@ def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
     return [node for node in nodes if node not in outside]
 
 
-def why_it_differs(module: Module, mapped: Mapped) -> str:
+def why_it_differs(module: Module, mapped: Pmapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
     nodes = [node for node in nodes_of(module, mapped) if module.holds(node)]
     text = "\n".join(module.text(node) for node in nodes if isinstance(node, ast.stmt))
@@ -76,25 +93,7 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
     return "it gives something else for the whole batch"
 
 
-def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
-    """Return `[(node, x)]` of `pmean(x, axis)` or `psum(x, axis)`; raise Left at `pmax`, ..."""
-    if not isinstance(node, ast.Call):
-        return []
-    name = module.qualified_name(node.func) or ""
-    operands = [*node.args, *(word.value for word in node.keywords)]
-    if not name.startswith("jax.lax.") or axis not in (
-        _text(module, operand) for operand in operands
-    ):
-        return []
-    if name not in _REDUCTIONS or len(operands) != 2:
-        last = name.rpartition(".")[2]
-        raise Left(_REASONS.get(last, f"the step uses {last} over its axis"))
-    if isinstance(operands[0], ast.Constant):
-        raise Left("the step counts its devices")
-    return [(node, operands[0])]
-
-
-def _text(module: Module, node: Any) -> str:
-    """Return the text of a name, field or constant of the file; "" for all else."""
+def _name_text(module: Module, node: Any) -> str:
+    """Return the text of a name, attribute or constant of the file; "" for other expressions."""
     is_name = isinstance(node, ast.Name | ast.Attribute | ast.Constant)
     return module.text(node) if is_name and module.holds(node) else ""

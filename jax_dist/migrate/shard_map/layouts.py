@@ -1,8 +1,8 @@
-"""Layouts: which values lose the device axis, the leading dimension that pmap maps over.
+"""Layouts: which variables lose the device axis, the leading dimension that pmap maps over.
 
-The search starts with all values that are replicated, or returned by mapped functions, as WHOLE. It
-falls back to SLICES, which is always right, where a definition or read does not fit, until nothing
-changes.
+The search starts with all variables that are replicated, or returned by mapped functions, as
+REPLICATED. It falls back to STACKED, which is always right, where a definition or read does not
+fit, until nothing changes.
 """
 
 import ast
@@ -11,161 +11,173 @@ from collections.abc import Sequence
 
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.shard_map.expressions import parts_of
-from jax_dist.migrate.shard_map.mappings import Mapped
-from jax_dist.migrate.shard_map.values import Definition, Value, Values
+from jax_dist.migrate.shard_map import flow
+from jax_dist.migrate.shard_map.mappings import Pmapped
+from jax_dist.migrate.shard_map.variables import Definition, Variable, Variables
 
-_MOST_UNKNOWN = 6  # reads that get a call each; with more, the axis stays
+_MAX_UNKNOWN_READS = 6  # that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
-    """How the new program holds a value on the devices."""
+    """How the new program holds an array on the devices."""
 
-    WHOLE = "whole"  # P(): each device has all of it
-    ROWS = "rows"  # P(axis): rows of a batch, which the function takes as they are
-    SLICES = "slices"  # P(axis): one slice for each device, as pmap has it
+    REPLICATED = "replicated"  # P(): each device has all of it
+    SHARDED = "sharded"  # P(axis): each device has some rows of a batch
+    STACKED = "stacked"  # P(axis): as pmap has it, `[devices, ...]`
 
 
 class Layouts:
-    """The layouts of the values, arguments and results of a file's mapped functions."""
+    """The layouts of the variables, arguments and results of a file's mapped functions."""
 
-    def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values):
-        self._module, self._mapped, self._values = module, mapped, values
-        self.of_value: dict[Value, Layout] = {x: self._first_guess(x) for x in values.all}
-        self.arguments: dict[tuple[Mapped, int], Layout] = {}  # by position
-        self.results: dict[tuple[Mapped, int], Layout] = {}
-        while self._lower_once():
+    def __init__(self, module: Module, mapped_functions: Sequence[Pmapped], variables: Variables):
+        self._module, self._variables = module, variables
+        self._mapped_functions = mapped_functions
+        self.of_variable: dict[Variable, Layout] = {x: self._initial(x) for x in variables.all}
+        self.arguments: dict[tuple[Pmapped, int], Layout] = {}  # by position
+        self.results: dict[tuple[Pmapped, int], Layout] = {}  # by index
+        while self._update():
             pass
 
-    def _first_guess(self, value: Value) -> Layout:
-        """Return WHOLE (replicated), ROWS (a batch) or SLICES (stacked), by one value alone."""
-        kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
-        uses = [use.kind for use in value.uses]
-        # A batch: split by rows, and given to mapped functions alone.
-        if kinds == {"rows"} and set(uses) <= {"argument"}:
-            return Layout.ROWS
-        # A state: replicated, then updated by mapped functions or by a call that gets it.
-        unknown = [d for d in value.definitions if d.kind == "unknown"]
-        is_state = "replicate" in kinds and kinds <= {"replicate", "result", "unknown"}
-        is_followed = all(self._is_computed_from(definition, value) for definition in unknown)
-        if is_state and is_followed and uses.count("unknown") <= _MOST_UNKNOWN:
-            return Layout.WHOLE
-        # A result, such as a loss, of which only the first copy is read.
-        is_result = kinds == {"result"} and set(uses) <= {"first", "listed"}
-        return Layout.WHOLE if is_result else Layout.SLICES
+    def _initial(self, variable: Variable) -> Layout:
+        """Return the layout of a variable by its own definitions and uses alone."""
+        kinds = {self._definition_kind(definition) for definition in variable.definitions}
+        kinds -= {"none"}
+        uses = [use.kind for use in variable.uses]
+        if kinds == {"shard"} and set(uses) <= {"argument"}:
+            return Layout.SHARDED  # a batch for mapped functions alone
+        if kinds == {"result"} and set(uses) <= {"unreplicate", "listed"}:
+            return Layout.REPLICATED  # a result such as a loss, of which one copy is read
+        # A training state: replicated, then updated by mapped functions or `state = f(state)`.
+        if "replicate" not in kinds or not kinds <= {"replicate", "result", "unknown"}:
+            return Layout.STACKED
+        unknown = [x.node for x in variable.definitions if x.kind == "unknown"]
+        is_updated = all(_takes(node, variable) for node in unknown)
+        is_followed = is_updated and uses.count("unknown") <= _MAX_UNKNOWN_READS
+        return Layout.REPLICATED if is_followed else Layout.STACKED
 
-    def _kind(self, definition: Definition) -> str:
-        """Return the kind of a definition; "replicate" if all mapped arguments of a call are.
-
-        As in `opt_state = pmap(optimizer.init)(replicate(params))`: each device computes the same.
-        """
-        for mapped in self._mapped:
-            if definition.call is not None and definition.call in mapped.calls:
-                arguments = enumerate(mapped.arguments(definition.call))
-                sliced = [node for position, node in arguments if mapped.is_mapped(position)]
-                if sliced and all(map(self._is_replicated, sliced)):
+    def _definition_kind(self, definition: Definition) -> str:
+        """Return a definition's kind; "replicate" also for `pmap(optimizer.init)(replicate(x))`."""
+        call = definition.mapped_call
+        for mapped in self._mapped_functions:
+            if call is not None and call in mapped.calls:
+                arguments = mapped.mapped_arguments(call)
+                if arguments and all(map(self._is_replicated, arguments)):
                     return "replicate"
         return definition.kind
 
     def _is_replicated(self, node: ast.expr) -> bool:
-        """Return whether an argument is `replicate(x)`, or a value with no other definition."""
-        value, change = self._values.find(node), self._values.changes.find(node)
-        if value is not None:
-            return {definition.kind for definition in value.definitions} == {"replicate"}
+        """Return whether an argument is `replicate(x)`, or a variable with no other definition."""
+        variable, change = self._variables.find(node), self._variables.changes.find(node)
+        if variable is not None:
+            return variable.kinds() == {"replicate"}
         return change is not None and change.kind is Kind.REPLICATED
 
-    def _is_computed_from(self, definition: Definition, value: Value) -> bool:
-        """Return whether a definition calls with the value: `f(value)`, `value.f(...)`."""
-        call = definition.node
-        if not isinstance(call, ast.Call):
-            return False
-        parts = [*call.args, getattr(call.func, "value", None)]
-        return any(use.node in parts for use in value.uses)
-
-    def _lower_once(self) -> bool:
-        """Derive all layouts again, never from SLICES back; return whether any changed."""
-        before = dict(self.of_value), dict(self.arguments), dict(self.results)
-        for mapped in self._mapped:
-            for position, axis in enumerate(mapped.axes):
+    def _update(self) -> bool:
+        """Derive all layouts from each other, never from STACKED back; return if any changed."""
+        before = dict(self.of_variable), dict(self.arguments), dict(self.results)
+        for mapped in self._mapped_functions:
+            for position, axis in enumerate(mapped.in_axes):
+                if position in mapped.static_argnums:
+                    continue
                 nodes = [mapped.arguments(call)[position] for call in mapped.calls]
-                layouts = {*map(self.layout_of, nodes)}
-                layout = layouts.pop() if len(layouts) == 1 else Layout.SLICES  # calls differ
-                if position not in mapped.static:
-                    whole = Layout.WHOLE  # in_axes=None gives it to all devices
-                    self.arguments[mapped, position] = whole if axis is None else layout
-            for index in range(mapped.results or 1):
+                layout = Layout.REPLICATED if axis is None else self._common_layout(nodes)
+                self.arguments[mapped, position] = layout
+            for index in range(mapped.result_count):
                 self.results[mapped, index] = self._result_layout(mapped, index)
-        for mapped in self._mapped:
-            self._lower_values(mapped)
-        self._lower_read_together()
-        return before != (self.of_value, self.arguments, self.results)
+        for mapped in self._mapped_functions:
+            for call in mapped.calls:
+                self._stack_arguments(mapped, call)
+                self._stack_targets(mapped, call)
+        self._stack_unequal_elements()
+        return before != (self.of_variable, self.arguments, self.results)
 
     def layout_of(self, node: ast.expr) -> Layout:
-        """Return an argument's layout; SLICES (stacked) if unknown, or if parts of it differ."""
-        parts = [*parts_of(self._module, node)]
-        if parts != [node]:
-            layouts = {*map(self.layout_of, parts)}
-            return layouts.pop() if len(layouts) == 1 else Layout.SLICES
-        value = self._values.find(node)
-        if value is not None:
-            return self.of_value[value]
-        stacked = self._values.changes.find(node)
-        kind = None if stacked is None else stacked.kind
-        return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
+        """Return an argument's layout; STACKED if unknown, or if its elements have several."""
+        elements = [*flow.elements_of(self._module, node)]
+        if elements != [node]:
+            return self._common_layout(elements)
+        variable = self._variables.find(node)
+        if variable is not None:
+            return self.of_variable[variable]
+        change = self._variables.changes.find(node)
+        if change is not None and change.kind is Kind.REPLICATED:
+            return Layout.REPLICATED
+        is_batch = change is not None and change.kind is Kind.SPLIT
+        return Layout.SHARDED if is_batch else Layout.STACKED
 
-    def _result_layout(self, mapped: Mapped, index: int) -> Layout:
-        """Return WHOLE (replicated) if all variables that get a result are; else SLICES."""
+    def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
+        """Return the layout that all expressions have; STACKED if they differ."""
+        layouts = {*map(self.layout_of, nodes)}
+        return layouts.pop() if len(layouts) == 1 else Layout.STACKED
+
+    def _result_layout(self, mapped: Pmapped, index: int) -> Layout:
+        """Return REPLICATED if only one copy is read of what each call's result is assigned to.
+
+        Else STACKED. `loss` of `state, loss = step(state)` is the result at index 1.
+        """
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
-            return Layout.WHOLE
+            return Layout.REPLICATED
         for call in mapped.calls:
-            targets = [*self._values.targets(call)]
-            parent = self._module.parent(call)
+            targets, parent = [*self._variables.targets(call)], self._module.parent(call)
             if not targets and not isinstance(parent, ast.Expr):
-                first = self._values.changes.find_first(parent)  # `unreplicate(f(x))`
-                is_first = mapped.results is None and first is not None and first.of is call
-                return Layout.WHOLE if is_first else Layout.SLICES
+                change = self._variables.changes.find_unreplicate(parent)
+                is_unreplicate = change is not None and change.operand is call
+                is_replicated = is_unreplicate and mapped.tuple_length is None
+                return Layout.REPLICATED if is_replicated else Layout.STACKED
             for target, target_index in targets:
                 if target_index not in (None, index):
                     continue
-                value = self._values.find(target)
-                if value is None or self.of_value[value] is not Layout.WHOLE:
-                    return Layout.SLICES
-                if target_index is None and _has_index(value):
-                    return Layout.SLICES  # `x[0]` may be the first result of a tuple
-        return Layout.WHOLE
+                variable = self._variables.find(target)
+                if variable is None or self.of_variable[variable] is not Layout.REPLICATED:
+                    return Layout.STACKED
+                if target_index is None and _has_index(variable):
+                    return Layout.STACKED  # `x[0]` may be the first result of a tuple
+        return Layout.REPLICATED
 
-    def _lower_values(self, mapped: Mapped) -> None:
-        """Make values SLICES (stacked) if the calls of a function pass or return another layout."""
-        for call in mapped.calls:
-            for position, argument in enumerate(mapped.arguments(call)):
-                values = map(self._values.find, parts_of(self._module, argument))
-                for value in filter(None, values if position not in mapped.static else ()):
-                    fits = self.of_value[value] is self.arguments[mapped, position]
-                    if mapped.axes[position] is None:
-                        # in_axes=None gives all stacked copies to each device: keep their axis.
-                        is_stacked = any(part.kind == "replicate" for part in value.definitions)
-                        fits = self.of_value[value] is not Layout.WHOLE or not is_stacked
-                    if not fits:
-                        self.of_value[value] = Layout.SLICES
-            for target, index in self._values.targets(call):
-                value = self._values.find(target)
-                layout = self.results.get((mapped, index or 0), Layout.SLICES)
-                if value is not None and self.of_value[value] is not layout:
-                    self.of_value[value] = Layout.SLICES
+    def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
+        """Make the variables in a call's arguments STACKED if the function takes another layout."""
+        for position, argument in enumerate(mapped.arguments(call)):
+            is_static = position in mapped.static_argnums
+            elements = [] if is_static else flow.elements_of(self._module, argument)
+            for variable in filter(None, map(self._variables.find, elements)):
+                layout = self.of_variable[variable]
+                fits = layout is self.arguments[mapped, position]
+                if mapped.in_axes[position] is None:  # each device gets all copies: keep their axis
+                    is_copied = "replicate" in variable.kinds()
+                    fits = layout is not Layout.REPLICATED or not is_copied
+                if not fits:
+                    self.of_variable[variable] = Layout.STACKED
 
-    def _lower_read_together(self) -> None:
-        """Make the parts of `unreplicate((a, b))` SLICES (stacked) unless all are WHOLE."""
-        for value in self._values.all:
-            for use in value.uses:
-                if use.kind == "first" and use.of is not None:
-                    parts = [*parts_of(self._module, use.of)]
-                    if len(parts) > 1 and {*map(self.layout_of, parts)} != {Layout.WHOLE}:
-                        self.of_value[value] = Layout.SLICES
+    def _stack_targets(self, mapped: Pmapped, call: ast.Call) -> None:
+        """Make the variables that get a call's results STACKED if those have another layout."""
+        for target, index in self._variables.targets(call):
+            variable = self._variables.find(target)
+            layout = self.results.get((mapped, index or 0), Layout.STACKED)
+            if variable is not None and self.of_variable[variable] is not layout:
+                self.of_variable[variable] = Layout.STACKED
+
+    def _stack_unequal_elements(self) -> None:
+        """Make `a` and `b` of `unreplicate((a, b))` STACKED unless both are REPLICATED."""
+        for variable in self._variables.all:
+            for use in variable.uses:
+                if use.kind == "unreplicate" and use.operand is not None:
+                    elements = [*flow.elements_of(self._module, use.operand)]
+                    is_replicated = self._common_layout(elements) is Layout.REPLICATED
+                    if len(elements) > 1 and not is_replicated:
+                        self.of_variable[variable] = Layout.STACKED
 
 
-def _has_index(value: Value) -> bool:
+def _takes(node: ast.AST, variable: Variable) -> bool:
+    """Return whether an expression is `f(x)` or `x.f(...)` for a variable `x`."""
+    if not isinstance(node, ast.Call):
+        return False
+    operands = [*node.args, getattr(node.func, "value", None)]
+    return any(use.node in operands for use in variable.uses)
+
+
+def _has_index(variable: Variable) -> bool:
     """Return whether a read is `x[0]`, where x may be a tuple; `x["w"][0]` is of an array."""
-    firsts = [use for use in value.uses if use.kind == "first"]
-    indexed = [use for use in firsts if isinstance(use.node, ast.Subscript)]
-    return any(not isinstance(use.of, ast.Subscript) for use in indexed)
+    items = [use for use in variable.uses if isinstance(use.node, ast.Subscript)]
+    reads = [use for use in items if use.kind == "unreplicate"]
+    return any(not isinstance(use.operand, ast.Subscript) for use in reads)

@@ -1,18 +1,17 @@
-"""Edits of arguments of mapped calls, of what places values on devices, and of what reads them."""
+"""Edits of arguments of mapped calls, of what places arrays on devices, and of what reads them."""
 
 import ast
-from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.lint.findings import Edit
-from jax_dist.migrate.shard_map.expressions import list_reads, parts_of
+from jax_dist.migrate.review import is_read
+from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.layouts import Layout
-from jax_dist.migrate.shard_map.mappings import Mapped
+from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import Plan
-from jax_dist.migrate.shard_map.text import HOLE, Call
-from jax_dist.migrate.shard_map.values import Definition, Use, Value
+from jax_dist.migrate.shard_map.text import HOLE, Call, Expression
+from jax_dist.migrate.shard_map.variables import Definition, Use, Variable
 
-_PLACE_BATCH = "jax.make_array_from_process_local_data"
 # Code that is not followed may change the copies of a value, one for each device. These functions
 # give it the stacked copies that pmap would, and take them back without making them equal.
 _STACKED = '''
@@ -35,234 +34,223 @@ def unstacked(tree, sharding):
 
 
 class Placements:
-    """Writes the edits that place the values of mapped functions on devices, and that read them.
+    """Writes the edits that place the arrays of mapped functions on devices, and that read them.
 
-    A WHOLE value is replicated, ROWS are a sharded batch, SLICES keep the device axis of pmap.
+    By layout: of a REPLICATED variable, `x = replicate(y)` becomes `x = device_put(y, replicated)`,
+    and `unreplicate(x)` becomes `x`. SHARDED, `x = shard(y)` becomes `x = make_array_from_...(y)`.
+    STACKED, `step(x)` becomes `step(make_array_from_...(x))`.
     """
 
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
-        self._values, self._layouts, self._changes = plan.values, plan.layouts, plan.values.changes
-        # Definitions and reads of the values that lose the device axis.
+        self._variables, self._layouts = plan.variables, plan.layouts
+        self._changes = plan.variables.changes
+        # Definitions and reads of the variables that lose the device axis.
         self.touched: set[ast.AST] = set()
         self._replaced: set[ast.AST] = set()
 
+    def _put_replicated(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
+        """Return `jax.device_put(operand, NamedSharding(mesh, P()))`."""
+        sharding = self._plan.replicated(at, mapped)
+        return Call(self._writer.import_name("jax.device_put", at), [operand, sharding])
+
+    def _put_sharded(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
+        """Return `jax.make_array_from_process_local_data(sharded, operand)`."""
+        name = self._writer.import_name("jax.make_array_from_process_local_data", at)
+        return Call(name, [self._plan.sharded(at, mapped), operand])
+
     # --- calls
 
-    def write_calls(self, mapped: Mapped) -> None:
-        """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`.
-
-        A value that is placed where it is defined needs nothing at the call.
-        """
+    def edit_calls(self, mapped: Pmapped) -> None:
+        """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`."""
         for call in mapped.calls:
-            self._write_arguments(mapped, call)
+            self._edit_arguments(mapped, call)
             outer: Any = self._module.parent(call)
-            first = self._changes.find_first(outer)
-            is_one_result = mapped.results is None
-            is_whole = is_one_result and self._layouts.results[mapped, 0] is Layout.WHOLE
-            if first and first.of is call and is_whole:
-                self._write_first_copy(Use("first", outer, call, to_host=first.to_host))
+            change = self._changes.find_unreplicate(outer)
+            is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
+            if mapped.tuple_length is None and is_replicated and change and change.operand is call:
+                use = Use("unreplicate", outer, call, to_host=change.to_host)
+                self._edit_unreplicate(use)
 
-    def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
+    def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
-        arguments = mapped.arguments(call)
-        placements = [
-            self._placement(mapped, position, argument, call)
-            for position, argument in enumerate(arguments)
+        arguments = [
+            self._argument(mapped, position, argument, call)
+            for position, argument in enumerate(mapped.arguments(call))
         ]
-        if not any(placements) and not call.keywords:
+        if all(isinstance(argument, str) for argument in arguments) and not call.keywords:
             return
-        texts = [
-            self._module.text(argument)
-            if placement is None
-            else placement[0].fill(self._module.text(placement[1]))
-            for argument, placement in zip(arguments, placements, strict=True)
-        ]
         function = self._module.text(call.func)
-        text = self._writer.render(Call(function, texts), call)
-        start = self._module.span(call.func)[1]
-        edit = Edit(start, self._module.span(call)[1], text[len(function) :])
-        self._writer.edits.append(edit)
+        text = self._writer.render(Call(function, arguments), call)
+        (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
+        self._writer.edits.append(Edit(start, end, text[len(function) :]))
 
-    def _placement(
-        self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
-    ) -> tuple[Call, ast.expr] | None:
-        """Return the call that places an argument on the devices; None if it needs none here.
+    def _argument(
+        self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
+    ) -> Expression:
+        """Return an argument as the new program passes it: `x`, or `place(x)`.
 
-        It needs none if it is not mapped, or is placed at its definition or in a statement above.
-        The call has a HOLE for the text of the expression that is returned with it: the argument,
-        or `x` of `replicate(x)`.
+        If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
         """
-        if not mapped.is_mapped(position):
+        text, placed = self._module.text(argument), self._placed(mapped, position, argument)
+        if placed is None or not self._can_be_rebound(argument, call):
+            return placed or text
+        column = len(self._writer.indent(argument))
+        self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
+        return text
+
+    def _placed(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
+        """Return `place(x)` for an argument `x`, `shard(x)` or `replicate(x)`.
+
+        None if it needs none, or is placed at its definition.
+        """
+        variable, change = self._variables.find(argument), self._changes.find(argument)
+        is_placed = variable is not None and self._is_placed_at_definition(variable)
+        if is_placed or not mapped.is_mapped(position):
             return None
-        value, stacked = self._values.find(argument), self._changes.find(argument)
-        if value is not None and self._is_placed_at_definition(value):
-            return None
-        layout = self._layouts.arguments.get((mapped, position))
-        if layout is Layout.WHOLE:
-            # `step(replicate(x))`; a tuple of such calls has an edit for each of them.
-            is_tree = [*parts_of(self._module, argument)] != [argument]
-            if value is not None or stacked is None or is_tree:
+        layout, text = self._layouts.arguments[mapped, position], self._module.text
+        if layout is Layout.REPLICATED:
+            # A tuple of `replicate(x)` has an edit for each of them.
+            is_tree = [*flow.elements_of(self._module, argument)] != [argument]
+            if variable is not None or change is None or is_tree:
                 return None
-            sharding = self._plan.replicated(argument, mapped)
-            put = self._writer.name("jax.device_put", argument)
-            return Call(put, [HOLE, sharding]), stacked.of
-        inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
-        place = self._writer.name(_PLACE_BATCH, argument)
-        sharding, local = self._plan.sharded(argument, mapped), HOLE
-        if mapped in self._plan.reductions and layout is Layout.SLICES:
+            return self._put_replicated(argument, mapped, text(change.operand))
+        if layout is Layout.SHARDED and change is not None:
+            return self._put_sharded(argument, mapped, text(change.operand))
+        operand = text(argument)
+        if layout is Layout.STACKED and mapped in self._plan.reductions:
             # The function gets the whole batch, whose rows stand in one dimension.
-            local = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {HOLE})"
-        placing = Call(place, [sharding, local])
-        if inner is argument and self._can_be_rebound(argument, call):
-            text = self._module.text(argument)
-            column = len(self._writer.indent(argument))
-            line = self._writer.assignment(text, placing.fill(text), column)
-            self._writer.above(argument, [line])
-            return None
-        return placing, inner
+            operand = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {operand})"
+        return self._put_sharded(argument, mapped, operand)
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
         """Return whether `x = place(x)` may stand above a call: it is the only use of `x`.
 
         Not if a loop around the call does not set `x`: it would place `x` in each iteration.
         """
-        module, value = self._module, self._values.find(argument)
+        module, variable = self._module, self._variables.find(argument)
         statement = module.statement(call)
         is_plain = isinstance(argument, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
-        if value is None or not is_plain or len(value.uses) != 1:
+        if variable is None or not is_plain or len(variable.uses) != 1:
             return False
-        loops = [a for a in module.ancestors(statement) if isinstance(a, ast.For | ast.While)]
-        return not loops or all(module.is_inside(d.node, loops[0]) for d in value.definitions)
-
-    def _is_placed_at_definition(self, value: Value) -> bool:
-        """Return whether to put a value on the devices at its definition, not at each call."""
-        if self._layouts.of_value[value] is not Layout.SLICES or _has_results(value):
-            return True
-        if not all(_is_expression(definition.node) for definition in value.definitions):
-            return False  # a parameter or a loop variable: no expression to put a call around
-        for use in value.uses:
-            mapped = self._plan.mapped_of[use.call] if use.call else None
-            if mapped is None or mapped in self._plan.reductions:
-                return False
-            if not mapped.is_mapped(use.position):
-                return False
+        for outer in module.ancestors(statement):
+            if isinstance(outer, ast.For | ast.While):
+                return all(module.is_inside(x.node, outer) for x in variable.definitions)
         return True
+
+    def _is_placed_at_definition(self, variable: Variable) -> bool:
+        """Return whether to put a variable on the devices at its definitions, not at each call.
+
+        If it is STACKED, all uses must take it so, and all definitions be expressions.
+        """
+        layout = self._layouts.of_variable[variable]
+        if layout is not Layout.STACKED or "result" in variable.kinds():
+            return True
+        for use in variable.uses:
+            mapped = self._plan.mapped_by_call[use.mapped_call] if use.mapped_call else None
+            is_jit = mapped in self._plan.reductions
+            if mapped is None or is_jit or not mapped.is_mapped(use.position):
+                return False
+        return all(is_read(definition.node) for definition in variable.definitions)
 
     # --- definitions
 
-    def write_values(self) -> None:
-        """Write the edits of all definitions and reads of values."""
-        # Slices last: what defines them may hold reads of the other values.
-        is_sliced = lambda value: self._layouts.of_value[value] is Layout.SLICES
-        for value in sorted(self._values.all, key=is_sliced):
-            calls = {part.call for part in (*value.uses, *value.definitions) if part.call}
-            mapped = next((f for f in self._plan.mapped if not calls.isdisjoint(f.calls)), None)
-            layout = self._layouts.of_value[value]
+    def edit_variables(self) -> None:
+        """Write the edits of all definitions and reads of variables."""
+        layouts = self._layouts.of_variable
+        # Stacked ones last: what defines them may hold reads of the other variables.
+        for variable in sorted(self._variables.all, key=lambda x: layouts[x] is Layout.STACKED):
+            parts = (*variable.uses, *variable.definitions)
+            calls, functions = {part.mapped_call for part in parts}, self._plan.mapped_functions
+            mapped = next((x for x in functions if not calls.isdisjoint(x.calls)), None)
             if mapped is None:
                 continue
-            if layout is not Layout.SLICES:
-                self.touched |= {part.node for part in (*value.uses, *value.definitions)}
-            for definition in value.definitions:
-                self._write_definition(value, mapped, definition)
-            if layout is Layout.WHOLE:
-                calls = [(use, use.call) for use in value.uses if use.call is not None]
+            if layouts[variable] is not Layout.STACKED:
+                self.touched |= {part.node for part in parts}
+            for definition in variable.definitions:
+                self._edit_definition(variable, mapped, definition)
+            if layouts[variable] is Layout.REPLICATED:
                 is_donated = any(
-                    self._plan.mapped_of[call].donates(use.position) for use, call in calls
+                    self._plan.mapped_by_call[use.mapped_call].donates(use.position)
+                    for use in variable.uses
+                    if use.mapped_call is not None
                 )
-                for use in value.uses:
-                    self._write_use(use, is_donated=is_donated)
+                for use in variable.uses:
+                    self._edit_use(use, is_donated=is_donated)
 
-    def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
-        """Edit what defines a value: `replicate(w)` becomes `device_put(w, replicated)`."""
+    def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
+        """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""
         node: Any = definition.node
-        layout, kind = self._layouts.of_value[value], definition.kind
-        if layout is Layout.WHOLE and kind == "replicate":
-            stacked = self._changes.find(node)
-            if stacked is not None and self._mark_replaced(node):
-                put = self._writer.name("jax.device_put", node)
+        layout, kind = self._layouts.of_variable[variable], definition.kind
+        match layout, kind:
+            case Layout.REPLICATED, "replicate":
+                self._replaced.add(node)
+                call = self._put_replicated(node, mapped, HOLE)
+                self._writer.wrap(node, call, definition.operand)
+            case Layout.REPLICATED, "unknown":
+                self._replaced.add(node)
+                self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped)
-                self._writer.put_around(node, Call(put, [HOLE, sharding]), stacked.of)
-        elif layout is Layout.WHOLE and kind == "unknown":
-            if self._mark_replaced(node):
-                self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
-                sharding = self._plan.replicated(node, mapped)
-                self._writer.put_around(node, Call("unstacked", [HOLE, sharding]))
-        elif layout is Layout.ROWS and kind == "rows":
-            self._write_placed(mapped, node, definition.of)
-        elif layout is Layout.SLICES and _is_expression(node):
-            is_made_here = kind == "keys" or not _has_results(value)
-            if is_made_here and self._is_placed_at_definition(value):
-                self._write_placed(mapped, node, node)
+                self._writer.wrap(node, Call("unstacked", [HOLE, sharding]))
+            case Layout.SHARDED, "shard":
+                self._edit_sharded(mapped, node, definition.operand)
+            case Layout.STACKED, _ if is_read(node):
+                is_made_here = kind == "keys" or "result" not in variable.kinds()
+                if is_made_here and self._is_placed_at_definition(variable):
+                    self._edit_sharded(mapped, node, node)
 
-    def _write_placed(self, mapped: Mapped, node: Any, local: Any) -> None:
-        """Edit `shard(b)`, the node, to `make_array_from_...(sharded, b)`; `b` is `local`."""
-        nested = {*ast.walk(node), *self._module.ancestors(node)}
-        if nested.isdisjoint(self._replaced) and self._mark_replaced(node):
-            place = self._writer.name(_PLACE_BATCH, node)
-            call = Call(place, [self._plan.sharded(node, mapped), HOLE])
-            self._writer.put_around(node, call, local)
-
-    def _mark_replaced(self, node: ast.AST) -> bool:
-        """Mark an expression as replaced; return False if it was before."""
-        is_first = node not in self._replaced
-        self._replaced.add(node)
-        return is_first
+    def _edit_sharded(self, mapped: Pmapped, node: Any, operand: Any) -> None:
+        """Edit `shard(b)` to `make_array_from_...(sharded, b)`, where `operand` is the `b`."""
+        nested = {*ast.walk(node), *self._module.ancestors(node)}  # must not be replaced before
+        if nested.isdisjoint(self._replaced):
+            self._replaced.add(node)
+            self._writer.wrap(node, self._put_sharded(node, mapped, HOLE), operand)
 
     # --- reads
 
-    def _write_use(self, use: Use, *, is_donated: bool) -> None:
-        """Edit one read of a value without device axis: `other(x)` becomes `other(stacked(x))`."""
+    def _edit_use(self, use: Use, *, is_donated: bool) -> None:
+        """Edit one read of a replicated `x`: unknown code gets `stacked(x)`, as pmap has it."""
         module, writer = self._module, self._writer
-        if use.kind == "first" and use.of is not None:
-            self._write_first_copy(use, is_donated=is_donated)
-        elif use.kind == "listed":  # `xs.append(x)`, where get_metrics takes first copies
-            append: Any = module.parent(use.node)
-            for read in list_reads(module, append.func.value) or ():
-                if self._mark_replaced(read):
-                    stack = module.text(read.func).replace("get_metrics", "stack_forest")
-                    get = writer.name("jax.device_get", read)
-                    writer.replace(read, f"{stack}({get}({module.text(read.args[0])}))")
-        elif use.kind == "unknown" and self._mark_replaced(use.node):
-            numpy = writer.name("numpy", module.tree)
-            writer.below[_STACKED.format(unit=writer.unit, numpy=numpy)] = None
-            writer.name("jax", use.node)
+        if use.kind == "unreplicate":
+            self._edit_unreplicate(use, is_donated=is_donated)
+        elif use.kind == "listed":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
+            for call in flow.get_metrics_calls(module, use.node):
+                self._replaced.add(call)
+                stack = module.text(call.func).replace("get_metrics", "stack_forest")
+                get = writer.import_name("jax.device_get", call)
+                writer.replace(call, f"{stack}({get}({module.text(call.args[0])}))")
+        elif use.kind == "unknown":
+            self._replaced.add(use.node)
+            numpy = writer.import_name("numpy", module.tree)
+            writer.helpers[_STACKED.format(unit=writer.unit, numpy=numpy)] = None
+            writer.import_name("jax", use.node)
             writer.replace(use.node, f"stacked({module.text(use.node)})")
 
-    def _write_first_copy(self, use: Use, *, is_donated: bool = False) -> None:
-        """Write `unreplicate(x)` or `x[0]` as `x`, where `x` has no device axis any more.
+    def _edit_unreplicate(self, use: Use, *, is_donated: bool = False) -> None:
+        """Edit `unreplicate(x)` or `x[0]` to `x`, and remove `x = unreplicate(x)`.
 
-        Args:
-          use: the read; `use.of` is `x`.
-          is_donated: whether a mapped call donates `x`, so that another name for it needs a copy.
+        `is_donated`: a mapped call donates `x`, so that another name for it needs a copy.
         """
-        node, array, writer = use.node, use.of, self._writer
+        node, operand, writer = use.node, use.operand, self._writer
         self._replaced.add(node)
+        statement, before, after = self._module.parent(node), "", ""
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        names = [self._module.text(target) for target in targets]
+        is_same_name = names == [self._module.text(operand)]
         if use.to_host:
-            writer.around(node, array, f"{writer.name('jax.device_get', node)}(", ")")
+            before, after = f"{writer.import_name('jax.device_get', node)}(", ")"
+        elif is_same_name and self._is_removable(statement):
+            writer.remove(statement)
             return
-        assignment = self._module.parent(node)
-        if isinstance(assignment, ast.Assign) and len(assignment.targets) == 1:
-            is_same_name = self._module.text(assignment.targets[0]) == self._module.text(array)
-            block = self._module.parent(assignment)
-            body: Sequence[ast.stmt] = getattr(block, "body", ())
-            is_in_function = assignment in body and not isinstance(block, ast.Module)
-            if is_same_name and is_in_function and len(body) > 1:
-                writer.remove(assignment)  # `x = unreplicate(x)` would be `x = x`
-                return
-            if is_donated and not is_same_name:
-                tree_map = writer.name("jax.tree.map", node)
-                copy = f"{tree_map}({writer.name('jax.numpy.copy', node)}, "
-                writer.around(node, array, copy, ")")
-                return
-        writer.around(node, array)
+        elif is_donated and len(names) == 1 and not is_same_name:  # `y = unreplicate(x)`
+            tree_map, copy = (
+                writer.import_name(x, node) for x in ("jax.tree.map", "jax.numpy.copy")
+            )
+            before, after = f"{tree_map}({copy}, ", ")"
+        writer.replace_around(node, operand, before, after)
 
-
-def _has_results(value: Value) -> bool:
-    """Return whether a mapped call returns the value, anywhere in the file."""
-    return any(definition.kind == "result" for definition in value.definitions)
-
-
-def _is_expression(node: ast.AST) -> bool:
-    """Return whether a node is read as an expression, so that a call can be put around it."""
-    return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+    def _is_removable(self, statement: ast.AST) -> bool:
+        """Return whether a statement of a function is not the only one of its block."""
+        block: Any = self._module.parent(statement)
+        body = [] if isinstance(block, ast.Module) else block.body
+        return statement in body and len(body) > 1

@@ -1,143 +1,141 @@
 """The plan of a file: the mesh and specs of each mapped function, and whether it is a jit."""
 
 import ast
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.places import Left
+from jax_dist.migrate.places import CannotMigrate
 from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
-from jax_dist.migrate.shard_map.mappings import Mapped
-from jax_dist.migrate.shard_map.text import Writer
-from jax_dist.migrate.shard_map.values import Values
+from jax_dist.migrate.shard_map.mappings import Pmapped
+from jax_dist.migrate.shard_map.text import Mesh, Writer
+from jax_dist.migrate.shard_map.variables import Variables
 
 
+@dataclasses.dataclass(eq=False)
 class Plan:
     """What each mapped function of a file becomes, and the writer of the new text."""
 
-    def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values, layouts: Layouts):
-        self.module: Module = module
-        self.mapped: Sequence[Mapped] = mapped
-        self.values: Values = values
-        self.layouts: Layouts = layouts
-        self.writer: Writer = Writer(module)
-        self.mapped_of: dict[ast.Call, Mapped] = {call: f for f in mapped for call in f.calls}
-        # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
-        self.reductions: dict[Mapped, list[tuple[ast.Call, ast.expr]]] = {}
-        self.remarks: dict[Mapped, str] = {}  # why the others need shard_map
-        at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
-        self._shared_home = module.tree if at_top else None
-        self._default_axis = next(filter(None, map(self._axis_of, mapped)), '"devices"')
+    module: Module
+    mapped_functions: Sequence[Pmapped]
+    variables: Variables
+    layouts: Layouts
+    # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
+    reductions: dict[Pmapped, dict[ast.Call, ast.expr]] = dataclasses.field(default_factory=dict)
+    # By function that does not: why it needs shard_map.
+    remarks: dict[Pmapped, str] = dataclasses.field(default_factory=dict)
 
-    # --- forms
+    def __post_init__(self):
+        self.writer: Writer = Writer(self.module)
+        functions = self.mapped_functions
+        self.mapped_by_call = {call: mapped for mapped in functions for call in mapped.calls}
+        blocks = [_outermost_block(self.module, mapped.site.node) for mapped in functions]
+        self._is_at_top = self.module.tree in blocks
+        self._default_axis = next(filter(None, map(self._axis_name, functions)), '"devices"')
 
-    def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
-        """Find the functions that become `jax.jit` alone; the lines given, with reasons, do not."""
-        for mapped in self.mapped:
-            line = self.module.source.position(self.module.span(mapped.site.reference)[0]).line
-            keys = [name for name, is_key in self.slices(mapped).items() if is_key]
+    def choose_jits(self, shard_map_lines: Mapping[int, str]) -> None:
+        """Choose the functions that become `jax.jit` alone; see `rewrite` for `shard_map_lines`."""
+        module = self.module
+        for mapped in self.mapped_functions:
+            line = module.source.position(module.span(mapped.site.reference)[0]).line
             try:
                 if line in shard_map_lines:
-                    reason = shard_map_lines[line]
-                    raise Left(reason or global_steps.why_it_differs(self.module, mapped))
-                axis = mapped.texts.get("axis_name", self._default_axis)
-                self.reductions[mapped] = global_steps.reductions(
-                    self.module, mapped, self.layouts, axis, keys
-                )
-            except Left as left:
-                self.remarks[mapped] = f"not jit alone: {left.reason}"
-        # A helper such as `compute_metrics`, with a pmean, may be called by a step that becomes jit
-        # and by one that does not: then both need shard_map. Repeat, for that may concern others.
-        while True:
-            others = (fun for fun in self.mapped if fun not in self.reductions)
-            stays = {node for fun in others for node in global_steps.nodes_of(self.module, fun)}
-            steps = self.reductions.items()
-            shared = [fun for fun, calls in steps if not stays.isdisjoint(dict(calls))]
+                    reason = shard_map_lines[line] or global_steps.why_it_differs(module, mapped)
+                    raise CannotMigrate(reason)
+                if any(self.stacked_parameters(mapped).values()):
+                    raise CannotMigrate("keys per device")
+                arguments = module, mapped, self.layouts, self.axis(mapped)
+                self.reductions[mapped] = global_steps.reductions(*arguments)
+            except CannotMigrate as error:
+                self.remarks[mapped] = f"not jit alone: {error.reason}"
+        self._keep_shared_reductions()
+
+    def _keep_shared_reductions(self) -> None:
+        """Keep the pmean of a helper that a shard_map function calls: no jit may call it too."""
+        while True:  # each function that is given up needs its own reductions
+            others = [x for x in self.mapped_functions if x not in self.reductions]
+            kept = {node for x in others for node in global_steps.nodes_of(self.module, x)}
+            shared = [x for x, calls in self.reductions.items() if not kept.isdisjoint(calls)]
             if not shared:
                 return
+            remark = "not jit alone: another mapped function shares its reductions"
             for mapped in shared:
                 del self.reductions[mapped]
-                self.remarks[mapped] = (
-                    "not jit alone: another mapped function shares its reductions"
-                )
+                self.remarks[mapped] = remark
 
-    # --- meshes
+    # --- code of meshes and shardings
 
-    def axis(self, mapped: Mapped) -> str:
+    def axis(self, mapped: Pmapped) -> str:
         """Return the code of the mapped axis's name, such as `"batch"` with its quotes."""
-        return self._axis_of(mapped) or self._default_axis
+        return self._axis_name(mapped) or self._default_axis
 
-    def _axis_of(self, mapped: Mapped) -> str | None:
-        """Return the code of the axis's name, or None if pmap got none.
+    def _axis_name(self, mapped: Pmapped) -> str | None:
+        """Return the code of pmap's axis_name; None without one.
 
-        The mesh may stand above the assignment of a variable, so a constant is written out.
+        For a variable of a function it is the string, since the mesh may be defined above it.
         """
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
-        is_constant = isinstance(value, ast.Constant) and self.module.function(value) is not None
-        return self.module.text(value) if is_constant else mapped.texts.get("axis_name")
+        is_local = isinstance(value, ast.Constant) and self.module.function(value) is not None
+        return self.module.text(value) if is_local else mapped.option_texts.get("axis_name")
 
-    def mesh(self, at: ast.AST, mapped: Mapped) -> str:
-        """Return the variable of a mapped function's mesh, for use at a node."""
-        home = self._shared_home or home_of(self.module, at)
-        return self.writer.mesh(at, self.axis(mapped), self._devices(mapped, at), home)
+    def mesh(self, at: ast.AST, mapped: Pmapped) -> Mesh:
+        """Return the mesh of a mapped function, which the new text defines, for use at a node."""
+        block = self.module.tree if self._is_at_top else _outermost_block(self.module, at)
+        return self.writer.mesh(at, self.axis(mapped), self._devices(mapped, at), block)
 
-    def sharded(self, at: ast.AST, mapped: Mapped) -> str:
-        """Return the variable of the sharding over the mapped axis, for use at a node."""
-        home = self._shared_home or home_of(self.module, at)
-        return self.writer.sharded(self.mesh(at, mapped), home)
+    def sharded(self, at: ast.AST, mapped: Pmapped) -> str:
+        """Return the variable of `NamedSharding(mesh, P(axis))`, for use at a node."""
+        return self.writer.sharding(self.mesh(at, mapped))
 
-    def replicated(self, at: ast.AST, mapped: Mapped) -> str:
-        """Return the code `NamedSharding(mesh, P())`."""
-        named, mesh = self.writer.name("jax.sharding.NamedSharding", at), self.mesh(at, mapped)
-        return f"{named}({mesh}, {self.writer.spec(at, None)})"
+    def replicated(self, at: ast.AST, mapped: Pmapped) -> str:
+        """Return the code `NamedSharding(mesh, P())`, for use at a node."""
+        name = self.writer.import_name("jax.sharding.NamedSharding", at)
+        return f"{name}({self.mesh(at, mapped).variable}, {self.writer.partition_spec(at)})"
 
-    def _devices(self, mapped: Mapped, at: ast.AST) -> str:
-        """Return the code of a mesh's devices: all, or those that pmap was given."""
-        devices, text = mapped.site.arguments.get("devices"), mapped.texts.get("devices", "")
-        jax_devices = self.writer.name("jax.devices", at)
-        if (
-            not text
-            or devices is None
-            or stacking.lists_devices(self.module, devices, all_of_them=True)
-        ):
-            return f"{jax_devices}()"
-        may_be_none = isinstance(devices, ast.Name | ast.Attribute)
-        return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
+    def _devices(self, mapped: Pmapped, at: ast.AST) -> str:
+        """Return the code of a mesh's devices: `jax.devices()`, or those that pmap was given."""
+        node, text = mapped.site.arguments.get("devices"), mapped.option_texts.get("devices")
+        all_devices = f"{self.writer.import_name('jax.devices', at)}()"
+        if not node or not text or stacking.lists_devices(self.module, node, all_of_them=True):
+            return all_devices
+        may_be_none = isinstance(node, ast.Name | ast.Attribute)
+        return f"{all_devices} if {text} is None else {text}" if may_be_none else text
 
-    # --- arguments and results
+    # --- arguments and results that keep the device axis
 
-    def sliced_results(self, mapped: Mapped) -> list[bool]:
-        """Return for each result whether it keeps the device axis: one slice for each device."""
+    def stacked_results(self, mapped: Pmapped) -> list[bool]:
+        """Return for each result whether it keeps the device axis."""
         layouts = self.layouts.results
-        return [layouts[mapped, i] is Layout.SLICES for i in range(mapped.results or 1)]
+        return [layouts[mapped, index] is Layout.STACKED for index in range(mapped.result_count)]
 
-    def slices(self, mapped: Mapped) -> dict[str, bool]:
+    def stacked_parameters(self, mapped: Pmapped) -> dict[str, bool]:
         """Return the parameters that keep the device axis, and whether each is a random key."""
         return {
-            name: all(self._is_keys(mapped.arguments(call)[p]) for call in mapped.calls)
-            for p, name in enumerate(mapped.parameters)
-            if p not in mapped.static and self.layouts.arguments[mapped, p] is Layout.SLICES
+            name: all(self._is_keys(mapped.arguments(call)[position]) for call in mapped.calls)
+            for position, name in enumerate(mapped.parameters)
+            if self.layouts.arguments.get((mapped, position)) is Layout.STACKED
         }
 
     def _is_keys(self, node: ast.expr) -> bool:
         """Return whether an argument is `jax.random.split(key, n)`, one key for each device."""
-        value = self.values.find(node)
-        if value is not None and isinstance(node, ast.Name):
-            kinds = {definition.kind for definition in value.definitions}
+        variable = self.variables.find(node)
+        if variable is not None and isinstance(node, ast.Name):
+            kinds = variable.kinds()
             return "keys" in kinds and kinds <= {"keys", "result"}
-        stacked = self.values.changes.find(node)
-        return stacked is not None and stacked.kind is Kind.KEYS
+        change = self.variables.changes.find(node)
+        return change is not None and change.kind is Kind.KEYS
 
 
-def home_of(module: Module, node: ast.AST) -> ast.AST:
-    """Return the outermost function whose body holds a node; the tree if there is none."""
-    home: ast.AST = module.tree
-    for inner, around in itertools.pairwise([node, *module.ancestors(node)]):
-        is_function = isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef)
+def _outermost_block(module: Module, node: ast.AST) -> ast.AST:
+    """Return the outermost function whose body holds a node; else the module."""
+    block: ast.AST = module.tree
+    for inner, outer in itertools.pairwise([node, *module.ancestors(node)]):
+        is_function = isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function and module.scopes.fields.get(inner) == "body":
-            home = around
-    return home
+            block = outer
+    return block

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.findings import Edit
@@ -27,29 +27,33 @@ class Call:
     name: str
     arguments: Sequence[Expression]
 
-    def fill(self, text: str) -> "Call":
-        """Return the call with `text` in the place of its HOLE."""
-        parts = [x.replace(HOLE, text) if isinstance(x, str) else x for x in self.arguments]
-        return Call(self.name, parts)
-
-    def flat(self) -> str:
+    def __str__(self) -> str:
         """Return the call on one line."""
-        parts = [x if isinstance(x, str) else x.flat() for x in self.arguments]
         is_tuple = not self.name or self.name.endswith("=")
-        comma = "," if is_tuple and len(parts) == 1 else ""
-        return f"{self.name}({', '.join(parts)}{comma})"
+        comma = "," if is_tuple and len(self.arguments) == 1 else ""
+        return f"{self.name}({', '.join(map(str, self.arguments))}{comma})"
 
-    def lines(self, indent: str, used: int, width: int) -> str:
-        """Return the call, an argument a line if it is too wide beside `used` columns of text."""
-        flat, inner = self.flat(), indent + _HANG
-        if "\n" not in flat and used + len(flat) <= width:
-            return flat
-        parts = [
-            x if isinstance(x, str) else x.lines(inner, len(inner) + 1, width)
-            for x in self.arguments
-        ]
-        rows = "".join(f"{inner}{part},\n" for part in parts)
-        return f"{self.name}(\n{rows}{indent})"
+
+def _break(expression: Expression, indent: str, used: int, width: int) -> str:
+    """Return the text of an expression beside `used` columns: an argument a line if too wide."""
+    flat, inner = str(expression), indent + _HANG
+    if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= width):
+        return flat
+    parts = [_break(part, inner, len(inner) + 1, width) for part in expression.arguments]
+    rows = "".join(f"{inner}{part},\n" for part in parts)
+    return f"{expression.name}(\n{rows}{indent})"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Mesh:
+    """A mesh that the new text defines: `mesh = Mesh(devices, (axis,))`."""
+
+    variable: str
+    axis: str  # code, such as `"batch"` with its quotes
+    devices: str  # code, such as `jax.devices()`
+    block: Any  # the function or module whose body defines it
+    uses: list[ast.AST] = dataclasses.field(default_factory=list)
+    sharding: str = ""  # the variable of `NamedSharding(mesh, P(axis))`; "": none is needed
 
 
 class Writer:
@@ -58,90 +62,57 @@ class Writer:
     def __init__(self, module: Module):
         self.module = module
         self.edits: list[Edit] = []
-        self.moved: list[Edit] = []  # changes of indentation; another edit at the place wins
-        self._inserted: dict[int, list[str]] = {}
-        self.imports: dict[str, None] = {}
-        self.below: dict[str, None] = {}  # definitions to be put below the imports
-        self._meshes: dict[tuple[ast.AST, str, str], tuple[str, list[ast.AST]]] = {}
-        # By function and mesh: the name of the sharding over its axis.
-        self._sharded: dict[tuple[ast.AST, str], str] = {}
-        self._bound_in: dict[ast.AST, set[str]] = {}
+        self.imports: dict[str, None] = {}  # as an ordered set, as is `helpers`
+        self.helpers: dict[str, None] = {}  # definitions to be put below the imports
         self.unit: str = _indentation_of(module.source.code.decode())
         self._width = _WIDTHS.get(len(self.unit), 88)
-        self.bound: set[str] = {name for scope in module.scopes.all for name in scope.bindings}
+        self._inserted: dict[int, list[str]] = {}  # texts by offset
+        self._indents: list[Edit] = []  # changes of indentation; another edit at the place wins
+        self._meshes: dict[tuple[ast.AST, str, str], Mesh] = {}
+        self._bound = {name for scope in module.scopes.all for name in scope.bindings}
+        self._bound_in: dict[ast.AST, set[str]] = {}  # by function
+
+    # --- edits
 
     def replace(self, node: Any, text: str) -> None:
         """Put text in the place of a node."""
         self.edits.append(Edit(*self.module.span(node), text))
 
-    def insert(self, offset: int, text: str, *, first: bool = False) -> None:
-        """Insert text at an offset, behind what is inserted there already; `first`: before it."""
-        texts = self._inserted.setdefault(offset, [])
-        texts.insert(0 if first else len(texts), text)
+    def replace_around(self, node: Any, inner: Any, before: str = "", after: str = "") -> None:
+        """Edit `unreplicate(x)` to `before x after`; other edits may change `inner`, the `x`."""
+        (start, end), (inner_start, inner_end) = self.module.span(node), self.module.span(inner)
+        outer = self.module.parent(node)
+        is_operand = isinstance(outer, _OPERATIONS | ast.Attribute | ast.Subscript)
+        if not before and is_operand and isinstance(inner, _OPERATIONS):
+            before, after = "(", ")"
+        self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
-    def all_edits(self) -> tuple[Edit, ...]:
-        """Return all edits; the texts inserted at one offset become one edit."""
-        edits = []
-        inserted = {offset: [*texts] for offset, texts in self._inserted.items()}
-        for edit in dict.fromkeys(self.edits):
-            if edit.start == edit.end:
-                inserted.setdefault(edit.start, []).append(edit.text)
-            else:
-                edits.append(edit)
-        for edit in dict.fromkeys(self.moved):
-            if not any(other.start <= edit.end and edit.start < other.end for other in edits):
-                edits.append(edit)
-        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
-
-    def render(self, call: Expression, replaced: Any) -> str:
-        """Return the text of a call that replaces a node, broken into lines where it stands."""
-        if isinstance(call, str):
-            return call
-        source, (start, end) = self.module.source, self.module.span(replaced)
-        after = len(source.line_text(end)) - (source.position(end).column - 1)
-        used = source.position(start).column - 1 + after
-        indent = indentation(source.line_text(start))
-        return call.lines(indent, used, self._width)
-
-    def define(
-        self, at: ast.AST, name: str, parameters: Sequence[str], body: Iterable[Sequence[Any]]
-    ) -> None:
-        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
-        head = Call(f"def {name}", parameters)
-        rows = [f"{head.lines('', len(self.indent(at)) + 1, self._width)}:"]
-        for before, last in body:
-            used = len(self.indent(at)) + len(self.unit) + len(before)
-            text = last if isinstance(last, str) else last.lines(self.unit, used, self._width)
-            rows.append(f"{self.unit}{before}{text}")
-        self.above(at, [*rows, *([""] if self.indent(at) else ["", ""])])
-
-    def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Edit `x` to `put(x, sharding)`; `inner` is `x`, which other edits may change too."""
+    def wrap(self, node: Any, call: Call, inner: Any = None) -> None:
+        """Edit `replicate(x)` to a call with a HOLE for `x`, the `inner` that edits may change."""
         inner = inner or node
-        text, outer = self.module.text(inner), call.flat()
+        text, outer = self.module.text(inner), str(call)
         used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))
         if "\n" in text or used > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
-            row = f"\n{indent}{_HANG}"
-            outer = f"{call.name}({''.join(f'{row}{part},' for part in call.arguments)}\n{indent})"
-            self._hang(inner, len(row) - 1)
-        self.around(node, inner, *outer.split(HOLE))
+            outer = _break(call, indent, self._width, self._width)
+            self._reindent(inner, len(indent + _HANG))
+        self.replace_around(node, inner, *outer.split(HOLE))
 
-    def _hang(self, node: Any, depth: int) -> None:
-        """Indent lines 2, 3, ... of an expression whose first line moves to column `depth`."""
+    def _reindent(self, node: Any, column: int) -> None:
+        """Indent lines 2, 3, ... of an expression whose first line moves to a column.
+
+        Those right of the first, as below an open parenthesis, move as far; others by one step.
+        """
         module, (start, end) = self.module, self.module.span(node)
-        code, column = module.source.code, module.source.position(start).column - 1
-        is_string = lambda x: isinstance(x, ast.JoinedStr | ast.Constant) and "\n" in module.text(x)
-        if any(is_string(part) for part in ast.walk(node) if isinstance(part, ast.expr)):
+        code, old_column = module.source.code, module.source.position(start).column - 1
+        strings = (x for x in ast.walk(node) if isinstance(x, ast.JoinedStr | ast.Constant))
+        if any("\n" in module.text(string) for string in strings):
             return
-        lines = [match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
-        depths = [start + at - code.rfind(b"\n", 0, start + at) - 1 for at in lines]
-        is_aligned = bool(depths) and min(depths) > column
-        # Lines below an open parenthesis keep their place under it; others hang one step deeper.
-        shift = depth - column if is_aligned else len(_HANG)
-        for at in lines:
-            text = " " * shift
-            self.moved.append(Edit(start + at + min(shift, 0), start + at, text))
+        lines = [start + match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
+        columns = [at - code.rfind(b"\n", 0, at) - 1 for at in lines]
+        is_aligned = bool(columns) and min(columns) > old_column
+        shift = column - old_column if is_aligned else len(_HANG)
+        self._indents += [Edit(at + min(shift, 0), at, " " * shift) for at in lines]
 
     def remove(self, statement: Any) -> None:
         """Remove a statement with its line; one that shares its line becomes `pass`."""
@@ -158,18 +129,12 @@ class Writer:
         name = self.module.source.code.index(function.name.encode(), start + len("def"))
         self.edits.append(Edit(name, name + len(function.name.encode()), new_name))
 
-    def indent(self, node: ast.AST) -> str:
-        """Return the indentation of the statement of a node."""
-        return indentation(self.module.margins(self.module.statement(node))[0])
+    def insert(self, offset: int, text: str, *, first: bool = False) -> None:
+        """Insert text at an offset, behind what is inserted there already; `first`: before it."""
+        texts = self._inserted.setdefault(offset, [])
+        texts.insert(0 if first else len(texts), text)
 
-    def _start(self, statement: ast.stmt) -> int:
-        """Return where a statement begins, with its decorators."""
-        decorators = getattr(statement, "decorator_list", ())
-        return (
-            self.module.span(decorators[0])[0] - 1 if decorators else self.module.span(statement)[0]
-        )
-
-    def above(self, node: ast.AST, lines: Sequence[str]) -> None:
+    def insert_above(self, node: ast.AST, lines: Sequence[str]) -> None:
         """Insert lines above the statement of a node, with its indentation."""
         if not lines:
             return
@@ -180,68 +145,93 @@ class Writer:
         if before.strip():  # it stands behind `def f(x):`, or behind a semicolon
             indent += self.unit * before.rstrip().endswith(":")
             text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
-            blank = len(before) - len(before.rstrip())
-            self.edits.append(Edit(start - blank, start, text))
+            self.edits.append(Edit(start - len(before) + len(before.rstrip()), start, text))
             return
-        if rows[0].startswith("def ") and indent:
-            above = start - len(indent) - 1  # the end of the line before
-            last = self.module.source.line_text(above).strip()
-            if last and last[-1] != ":":
-                self.insert(above + 1, "\n")
+        if rows[0].startswith("def ") and indent:  # a blank line sets a local function apart
+            line_start = start - len(indent)
+            line_above = self.module.source.line_text(line_start - 1).strip()
+            if line_above and line_above[-1] != ":":
+                self.insert(line_start, "\n")
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
         self.insert(start, f"{text[len(indent) :]}\n{indent}")
 
-    def assignment(self, name: str, call: Expression, column: int, indent: str = "") -> str:
-        """Return `name = call`; its further lines begin with `indent`, the first at `column`."""
-        text = call
-        if isinstance(call, Call):
-            text = call.lines(indent, column + len(f"{name} = "), self._width)
-        return f"{name} = {text}"
+    def all_edits(self) -> tuple[Edit, ...]:
+        """Return all edits; the texts inserted at one offset become one edit."""
+        edits = []
+        inserted = {offset: [*texts] for offset, texts in self._inserted.items()}
+        for edit in dict.fromkeys(self.edits):
+            if edit.start == edit.end:
+                inserted.setdefault(edit.start, []).append(edit.text)
+            else:
+                edits.append(edit)
+        for edit in dict.fromkeys(self._indents):
+            if not any(other.start <= edit.end and edit.start < other.end for other in edits):
+                edits.append(edit)
+        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
 
-    def around(self, node: Any, inner: Any, before: str = "", behind: str = "") -> None:
-        """Edit `unreplicate(x)` to `before x behind`; other edits may change `inner`, the `x`."""
-        (start, end), (low, high) = self.module.span(node), self.module.span(inner)
-        is_operand = isinstance(
-            self.module.parent(node), _OPERATIONS | ast.Attribute | ast.Subscript
-        )
-        if not before and is_operand and isinstance(inner, _OPERATIONS):
-            before, behind = "(", ")"
-        self.edits += [Edit(start, low, before), Edit(high, end, behind)]
+    # --- texts
+
+    def render(self, expression: Expression, replaced: Any) -> str:
+        """Return the text that replaces a node: in rows if the call is too wide for its line."""
+        source, (start, end) = self.module.source, self.module.span(replaced)
+        after = len(source.line_text(end)) - (source.position(end).column - 1)
+        used = source.position(start).column - 1 + after
+        return _break(expression, indentation(source.line_text(start)), used, self._width)
+
+    def assignment(self, target: str, value: Expression, column: int, indent: str = "") -> str:
+        """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
+        return f"{target} = {_break(value, indent, column + len(f'{target} = '), self._width)}"
+
+    def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
+        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
+        indent = self.indent(at)
+        head = Call(f"def {name}", parameters)
+        rows = [f"{_break(head, '', len(indent) + 1, self._width)}:"]
+        for start, rest in body:
+            row = f"{self.unit}{start}"
+            rows.append(row + _break(rest, self.unit, len(indent + row), self._width))
+        self.insert_above(at, [*rows, *([""] if indent else ["", ""])])
+
+    def indent(self, node: ast.AST) -> str:
+        """Return the indentation of the statement of a node."""
+        return indentation(self.module.margins(self.module.statement(node))[0])
+
+    def _start(self, statement: ast.stmt) -> int:
+        """Return the offset where a statement begins, with its decorators."""
+        decorators = getattr(statement, "decorator_list", ())
+        if not decorators:
+            return self.module.span(statement)[0]
+        return self.module.span(decorators[0])[0] - len("@")
 
     # --- names
 
-    def name(self, dotted: str, at: ast.AST, short: str = "") -> str:
-        """Return how to write a name of jax, and record its import; jax.sharding's as `short`."""
+    def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
+        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import.
+
+        A name of jax.sharding is imported, as `alias` if there is one, unless the file binds that.
+        """
         text, imports = self.module.name_for(dotted, at)
-        if imports == () and text.count(".") == 0:
+        if imports == () and "." not in text:
             return text
         package, _, last = dotted.rpartition(".")
-        wanted = short or last
-        if package == "jax.sharding" and wanted not in self.bound and dotted != _MESH:
-            alias = f" as {short}" if short else ""
-            self.imports[f"from {package} import {last}{alias}"] = None
-            return wanted
+        name = alias or last
+        if package == "jax.sharding" and name not in self._bound and dotted != _MESH:
+            self.imports[f"from {package} import {last}{f' as {alias}' if alias else ''}"] = None
+            return name
         self.imports |= dict.fromkeys(imports)
         return text
 
-    def spec(self, at: ast.AST, axis: str | None) -> str:
-        """Return `P()` or `P(axis)`."""
-        return f"{self.name('jax.sharding.PartitionSpec', at, 'P')}({axis or ''})"
+    def partition_spec(self, at: ast.AST, axis: str = "") -> str:
+        """Return `P()`, or `P(axis)` for the code of an axis."""
+        return f"{self.import_name('jax.sharding.PartitionSpec', at, 'P')}({axis})"
 
-    def sharded(self, mesh: str, home: ast.AST) -> str:
-        """Return the variable for `NamedSharding(mesh, P(axis))`, defined below the mesh."""
-        key = home, mesh
-        if key not in self._sharded:
-            self._sharded[key] = self.free_name("sharded", home)
-        return self._sharded[key]
-
-    def free_name(self, wanted: str, home: ast.AST | None = None) -> str:
-        """Return, and reserve, a name that is free in the file; or in the function `home` alone."""
-        bound, scopes = self.bound, self.module.scopes
-        if isinstance(home, ast.FunctionDef | ast.AsyncFunctionDef):
-            bound = self._bound_in.setdefault(home, {*scopes.module.bindings})
+    def free_name(self, wanted: str, block: ast.AST | None = None) -> str:
+        """Return, and reserve, a name that is free in the file; or in a function `block` alone."""
+        bound, scopes = self._bound, self.module.scopes
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef):
+            bound = self._bound_in.setdefault(block, {*scopes.module.bindings})
             for scope in scopes.all:
-                if scope.node is home or self.module.is_inside(scope.node, home):
+                if scope.node is block or self.module.is_inside(scope.node, block):
                     bound |= {*scope.bindings}
         name, number = wanted, 2
         while name in bound:
@@ -251,58 +241,55 @@ class Writer:
 
     # --- meshes
 
-    def mesh(self, at: ast.AST, axis: str, devices: str, home: ast.AST) -> str:
-        """Return the variable of the mesh that `home`, a function or the file, defines for a node.
-
-        `axis` and `devices` are texts, such as `"batch"` with its quotes and `jax.devices()`.
-        """
-        key = (home, axis, devices)
+    def mesh(self, at: ast.AST, axis: str, devices: str, block: ast.AST) -> Mesh:
+        """Return the mesh of an axis and devices, for use at a node; `block` defines it once."""
+        key = (block, axis, devices)
         if key not in self._meshes:
             short = axis.strip("\"'")
-            taken = any(mesh_home is home for mesh_home, _, _ in self._meshes)
-            wanted = f"{short}_mesh" if taken and short.isidentifier() else "mesh"
-            self._meshes[key] = self.free_name(wanted, home), []
-        self._meshes[key][1].append(at)
-        return self._meshes[key][0]
+            is_first = all(mesh.block is not block for mesh in self._meshes.values())
+            wanted = "mesh" if is_first or not short.isidentifier() else f"{short}_mesh"
+            self._meshes[key] = Mesh(self.free_name(wanted, block), axis, devices, block)
+        self._meshes[key].uses.append(at)
+        return self._meshes[key]
+
+    def sharding(self, mesh: Mesh) -> str:
+        """Return the variable for `NamedSharding(mesh, P(axis))`, to be defined below the mesh."""
+        mesh.sharding = mesh.sharding or self.free_name("sharded", mesh.block)
+        return mesh.sharding
 
     def define_meshes(self) -> None:
-        """Insert `mesh = Mesh(devices, (axis,))` above the first statement that needs a mesh."""
-        for (home, axis, devices), (name, nodes) in self._meshes.items():
-            body = home.body  # type: ignore[attr-defined] # a function or a module
-            first = min(nodes, key=lambda node: self.module.statement(node).lineno)
-            around = [first, *self.module.ancestors(first)]
-            statement = next(node for node in body if any(node is outer for outer in around))
-            mesh = Call(self.name(_MESH, first), [devices, f"({axis},)"])
+        """Insert `mesh = Mesh(devices, (axis,))` above the first statement that uses each mesh."""
+        for mesh in self._meshes.values():
+            first = min(mesh.uses, key=lambda node: self.module.statement(node).lineno)
+            ancestors = {first, *self.module.ancestors(first)}
+            statement = next(node for node in mesh.block.body if node in ancestors)
             start = self._start(statement)
-            indent = indentation(self.module.source.line_text(start))
-            lines = f"{self.assignment(name, mesh, len(indent), indent)}\n{indent}"
-            if (home, name) in self._sharded:
-                named = self.name("jax.sharding.NamedSharding", first)
-                spec = self.spec(first, axis)
-                lines += f"{self._sharded[home, name]} = {named}({name}, {spec})\n{indent}"
-            below = self._inserted.get(start, [self.module.source.line_text(start).strip()])[0]
+            line = self.module.source.line_text(start)
+            indent = indentation(line)
+            call = Call(self.import_name(_MESH, first), [mesh.devices, f"({mesh.axis},)"])
+            rows = [self.assignment(mesh.variable, call, len(indent), indent)]
+            if mesh.sharding:
+                named = self.import_name("jax.sharding.NamedSharding", first)
+                spec = self.partition_spec(first, mesh.axis)
+                rows.append(f"{mesh.sharding} = {named}({mesh.variable}, {spec})")
+            below = self._inserted.get(start, [line.strip()])[0]
             if below.startswith(("def ", "class ", "@")):
-                lines = lines.removesuffix(indent) + "\n" * (1 if indent else 2) + indent
-            self.insert(start, lines, first=True)
+                rows += [""] if indent else ["", ""]
+            rows = [rows[0], *(indent + row if row else "" for row in rows[1:]), indent]
+            self.insert(start, "\n".join(rows), first=True)
 
-    # --- comments
-
-    def comments(self, node: Any, kept: Iterable[Any]) -> Iterator[str]:
-        """Yield the comments of a node that is replaced, but not those inside its `kept` parts."""
+    def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
+        """Return the comments of a node that is replaced, but not those inside its `kept` parts."""
         start, end = self.module.span(node)
-        code = self.module.source.code[start:end]
+        code = bytearray(self.module.source.code[start:end])
+        for part_start, part_end in map(self.module.span, filter(self.module.holds, kept)):
+            part = slice(part_start - start, part_end - start)
+            code[part] = code[part].replace(b"#", b" ")
         if b"#" not in code:  # the usual case, without the cost of the tokenizer
-            return
-        kept_spans = [self.module.span(part) for part in kept if self.module.holds(part)]
-        text = "(" + code.decode() + ")"  # so that lines of a decorator are one expression
-        rows = text.splitlines(keepends=True)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
-                before = "".join((*rows[: row - 1], rows[row - 1][:column]))
-                offset = start + len(before.encode()) - 1  # in the file; 1 is for "("
-                if not any(first <= offset < last for first, last in kept_spans):
-                    yield token.string
+            return []
+        text = f"({code.decode()})"  # so that lines of a decorator are one expression
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def indentation(line: str) -> str:
@@ -311,10 +298,6 @@ def indentation(line: str) -> str:
 
 
 def _indentation_of(text: str) -> str:
-    """Return the spaces of one level of indentation, as most lines of a file show it.
-
-    >>> _indentation_of("if a:\\n  b = 1\\n")
-    '  '
-    """
+    """Return the spaces of one level of indentation, two or four, as most lines of a file show."""
     depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
     return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "

@@ -1,0 +1,272 @@
+"""The text of mapped functions: `jax.jit(jax.shard_map(...))`, or `jax.jit` with shardings."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from jax_dist.lint.model import functions
+from jax_dist.migrate.shard_map.layouts import Layout
+from jax_dist.migrate.shard_map.mappings import Pmapped
+from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.text import Call, Expression
+
+
+class FunctionWriter:
+    """Writes the mapped functions of a file.
+
+    A mapped function in `Plan.reductions` becomes `jax.jit` with shardings; each other one becomes
+    `jax.jit(jax.shard_map(...))`. In shard_map, a stacked argument has a device axis of size 1,
+    which pmap removes: the new body takes `x[0]` of it, and returns `x[None]` of stacked results.
+    """
+
+    def __init__(self, plan: Plan):
+        self._plan, self._module, self._writer = plan, plan.module, plan.writer
+
+    def write(self, mapped: Pmapped) -> None:
+        """Replace the call or decorator of pmap by the new text; comments in it move above."""
+        site = mapped.site
+        kept = [*site.arguments.values()]
+        if site.form == "call":
+            kept.append(site.fun)
+            call = self._jit_call(mapped, self._module.text(site.fun))
+            self._writer.replace(site.node, self._writer.render(call, site.node))
+        elif mapped in self._plan.reductions:
+            self._write_decorator(mapped)
+        elif mapped.static_argnums:
+            self._write_call_below(mapped)
+        else:
+            self._write_decorator(mapped)
+            self._write_body(mapped)
+        self._writer.insert_above(site.node, self._writer.comments(site.node, kept))
+
+    # --- calls
+
+    def _jit_call(self, mapped: Pmapped, fun: str) -> Call:
+        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
+        at, options = mapped.site.node, self._jit_options(mapped)
+        if mapped in self._plan.reductions:
+            function = self._pass_by_position(mapped, fun)
+            options = [*self._shardings(mapped), *options]
+            return Call(self._writer.import_name("jax.jit", at), [function, *options])
+        body: Expression = self._shard_map_call(mapped, self._body(mapped, fun))
+        if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the others
+            name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
+            call = Call("mapped", mapped.dynamic_parameters)
+            lines = [("mapped = ", body), ("return ", call)]
+            self._writer.define(at, name, mapped.parameters, lines)
+            body = name
+        return Call(self._writer.import_name("jax.jit", at), [body, *options])
+
+    def _jit_options(self, mapped: Pmapped) -> list[Expression]:
+        """Return the arguments `static_argnums=...` and `donate_argnums=...` that jit needs."""
+        static, donated = mapped.static_argnums, mapped.option_texts.get("donate_argnums")
+        options: list[Expression] = [f"static_argnums={static}"] if static else []
+        return options if donated is None else [*options, f"donate_argnums={donated}"]
+
+    def _replicated_arguments(self, mapped: Pmapped) -> list[bool]:
+        """Return for each argument that is not static whether its layout is REPLICATED."""
+        layouts = self._plan.layouts.arguments
+        positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
+        return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
+
+    def _shardings(self, mapped: Pmapped) -> list[Expression]:
+        """Return `in_shardings=..., out_shardings=...`."""
+        plan, at = self._plan, mapped.site.node
+        replicated = plan.replicated(at, mapped)
+        arguments = self._replicated_arguments(mapped)
+        ins = [replicated if x else plan.sharded(at, mapped) for x in arguments]
+        return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
+
+    def _shard_map_call(self, mapped: Pmapped, body: Expression) -> Call:
+        """Return `jax.shard_map(body, mesh=..., ...)`; without the function if `body` is ""."""
+        plan, at = self._plan, mapped.site.node
+        axis, layouts = plan.axis(mapped), plan.layouts
+        spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
+        ins = [spec(is_replicated) for is_replicated in self._replicated_arguments(mapped)]
+        results = (layouts.results[mapped, index] for index in range(mapped.result_count))
+        outs = [spec(layout is Layout.REPLICATED) for layout in results]
+        options: list[Expression] = [
+            f"mesh={plan.mesh(at, mapped).variable}",
+            _keyword("in_specs", ins),
+            _keyword("out_specs", outs),
+            "check_vma=False",
+        ]
+        name = self._writer.import_name("jax.shard_map", at)
+        return Call(name, [*filter(None, [body]), *options])
+
+    # --- functions around the mapped one
+
+    def _body(self, mapped: Pmapped, fun: str) -> Expression:
+        """Return the function for shard_map: `fun`, or a new one around it that this defines."""
+        is_stacked = any(self._plan.stacked_results(mapped))
+        if is_stacked or self._plan.stacked_parameters(mapped):
+            fun = self._define_on_device(mapped, fun)
+        elif not mapped.static_argnums:
+            return self._pass_by_position(mapped, fun)
+        if not mapped.static_argnums:
+            return fun
+        # Of the arguments that are not static: `lambda x: step(config, x)`.
+        head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
+        return Call(head, mapped.parameters)
+
+    def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
+        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name.
+
+        `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
+        """
+        at, results = mapped.site.node, self._plan.stacked_results(mapped)
+        parameters = self._plan.stacked_parameters(mapped)
+        tree_map = self._writer.import_name("jax.tree.map", at)
+
+        def map_leaves(index: str, trees: Sequence[str]) -> tuple[str, Expression]:
+            """Return `a, b = ` and `jax.tree.map(lambda x: x[0], (a, b))`."""
+            tree = trees[0] if len(trees) == 1 else Call("", trees)
+            return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: x[{index}]", tree])
+
+        lines: list[tuple[str, Expression]] = [
+            (f"{name} = ", f"{name}[0]") for name, is_key in parameters.items() if is_key
+        ]
+        if trees := [name for name, is_key in parameters.items() if not is_key]:
+            lines.append(map_leaves("0", trees))
+        call = self._call_of(mapped, fun)
+        if all(results):
+            lines.append(("return ", Call(tree_map, ["lambda x: x[None]", call])))
+        elif any(results):
+            names = self._result_names(mapped)
+            stacked = [name for name, is_stacked in zip(names, results, strict=True) if is_stacked]
+            lines += [(f"{', '.join(names)} = ", call), map_leaves("None", stacked)]
+            lines.append(("return ", ", ".join(names)))
+        else:
+            lines.append(("return ", call))
+        name = self._writer.free_name(f"{_base_name(mapped, fun)}_on_device")
+        self._writer.define(at, name, mapped.parameters, lines)
+        return name
+
+    def _pass_by_position(self, mapped: Pmapped, fun: str) -> str:
+        """Return `fun`, or `lambda x, rng: fun(x, rng=rng)` if it takes arguments by name only."""
+        if not mapped.keyword_only:
+            return fun
+        return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun)}"
+
+    def _call_of(self, mapped: Pmapped, fun: str) -> Call:
+        """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`."""
+        arguments = [
+            f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
+        ]
+        if self._needs_name(mapped):
+            name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
+            self._writer.insert_above(mapped.site.node, [f"{name} = {fun}", ""])
+            return Call(name, arguments)
+        match mapped.site.fun:
+            case ast.Call(func=func, args=[inner, *bound], keywords=[*keywords]) if all(
+                keyword.arg for keyword in keywords
+            ):
+                if self._module.qualified_name(func) == "functools.partial":
+                    text = self._module.text
+                    arguments = [*map(text, bound), *arguments, *map(text, keywords)]
+                    return Call(_callee(text(inner)), arguments)
+        return Call(_callee(fun), arguments)
+
+    def _needs_name(self, mapped: Pmapped) -> bool:
+        """Return whether the mapped function's code means something else inside a new function.
+
+        As `step` of `step = pmap(step)`, and `partial(step, key)` for a parameter `key`.
+        """
+        module, fun = self._module, mapped.site.fun
+        if isinstance(fun, ast.Lambda | ast.FunctionDef):
+            return False
+        statement = module.statement(mapped.site.node)
+        rebound = {*mapped.parameters}
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
+            rebound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
+        for node in ast.walk(fun):
+            if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in rebound:
+                lookup = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+                if lookup is None or not module.is_inside(lookup[0].node, fun):  # not its own
+                    return True
+        return False
+
+    def _result_names(self, mapped: Pmapped) -> list[str]:
+        """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
+        for call in mapped.calls:
+            targets = [target for target, _ in self._plan.variables.targets(call)]
+            names = [getattr(target, "id", "") for target in targets]
+            if len(names) == mapped.result_count and all(names) and len({*names}) == len(names):
+                return names
+        return [f"out{index}" for index in range(mapped.result_count)]
+
+    # --- decorators
+
+    def _write_decorator(self, mapped: Pmapped) -> None:
+        """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
+        at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
+        partial, jit = (writer.import_name(x, at) for x in ("functools.partial", "jax.jit"))
+        is_jit = mapped in self._plan.reductions
+        if is_jit:
+            options = [*self._shardings(mapped), *options]
+        text = writer.render(Call(partial, [jit, *options]) if options else jit, at)
+        if not is_jit:
+            shard_map = self._shard_map_call(mapped, "")
+            inner = Call(partial, [shard_map.name, *shard_map.arguments])
+            text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
+        writer.replace(at, text)
+
+    def _write_call_below(self, mapped: Pmapped) -> None:
+        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`.
+
+        Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
+        """
+        writer, function = self._writer, mapped.site.fun
+        name = writer.free_name(f"_{function.name}")
+        writer.undecorate(function, name)
+        call = self._jit_call(mapped, name)
+        indent = writer.indent(function)
+        text = writer.assignment(function.name, call, len(indent), indent)
+        blank = "\n\n" if indent else "\n\n\n"
+        writer.insert(self._module.span(function)[1], f"{blank}{indent}{text}")
+
+    def _write_body(self, mapped: Pmapped) -> None:
+        """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
+        function = mapped.site.fun
+        tree_map = self._writer.import_name("jax.tree.map", function)
+        lines = [
+            f"{name} = {f'{name}[0]' if is_key else f'{tree_map}(lambda x: x[0], {name})'}"
+            for name, is_key in self._plan.stacked_parameters(mapped).items()
+        ]
+        body = function.body
+        is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        first = body[1] if is_docstring and body[1:] else body[0]
+        self._writer.insert_above(first, [f"{line}  # of this device" for line in lines])
+        is_stacked = self._plan.stacked_results(mapped)
+        for node in functions.own_nodes(function):
+            match node:
+                case ast.Return(value=ast.Tuple(elts=results)) if mapped.tuple_length:
+                    pass
+                case ast.Return(value=ast.expr() as result):
+                    results = [result]
+                case _:
+                    continue
+            for result in (x for x, stacked in zip(results, is_stacked, strict=False) if stacked):
+                text = f"{tree_map}(lambda x: x[None], {self._module.text(result)})"
+                self._writer.replace(result, text)
+
+
+def _keyword(name: str, specs: Sequence[str]) -> Expression:
+    """Return `name=spec` if all specs are equal, else `name=(spec, spec, ...)`."""
+    return f"{name}={specs[0]}" if len(set(specs)) == 1 else Call(f"{name}=", specs)
+
+
+def _callee(fun: str) -> str:
+    """Return a function's text as it stands before `(...)`: a lambda in parentheses."""
+    return f"({fun})" if fun.startswith("lambda") else fun
+
+
+def _base_name(mapped: Pmapped, fun: str) -> str:
+    """Return `step` for `self.step` or `partial(step, cfg)`; "step" too for other expressions."""
+    name = fun.rpartition(".")[2]
+    if name.isidentifier():
+        return name
+    target: Any = mapped.site.fun
+    inner = target.args[0] if isinstance(target, ast.Call) and target.args else None
+    return getattr(inner, "id", getattr(inner, "attr", "")) or "step"
