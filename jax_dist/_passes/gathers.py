@@ -185,7 +185,7 @@ class _Walk:
                 body.copy(self._change_bodies(eqn, body) if has_gather else eqn, values)
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
-        """Return a loop, branch or shard_map, which stands in `body`, with its bodies changed."""
+        """Return a loop, branch or shard_map of `body` with the gathers in its bodies reduced."""
         sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
         operands = same_of(eqn.invars, body.facts, body.scope)
         inputs = self._invariance.body_inputs(eqn, operands, body.scope)

@@ -243,7 +243,7 @@ class Builder:
         self.eqns.append(eqn.replace(invars=list(invars), outvars=outvars, **fields))
 
     def enter(self, jaxpr: Any, atoms: Sequence[Any]) -> Jaxpr:
-        """Return `jaxpr`, opened, for a caller that copies its equations; `atoms` are its inputs.
+        """Bind the inputs of a jaxpr to `atoms`; return it open, so that its equations be copied.
 
         Its constants become literals, as a body has no constants of its own.
         """

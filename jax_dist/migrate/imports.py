@@ -122,7 +122,8 @@ def _import_edits(
 ) -> list[Edit]:
     """Return the edits that remove the names `unused` from an import without a comment.
 
-    `previous` is the edit of the import above: of the blank lines around both, one goes too.
+    If the whole statement goes from between blank lines, the one below it goes, too. `previous` is
+    the edit of the import above, with which this one may stand between them.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:

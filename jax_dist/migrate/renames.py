@@ -43,7 +43,10 @@ class Renames:
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
-        """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
+        """Return the uses of pmap and of removed names, each with its fix if there is one.
+
+        The code must run on a jax as old as `jax`; None means the newest.
+        """
         jits_around_pmaps = places_of_rules(self._module, jax, _JITS)
         return [
             *map(self._place_of_pmap, find_sites(self._module, self._target)),

@@ -42,7 +42,10 @@ class FunctionWriter:
     # --- calls
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> Call:
-        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
+        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`.
+
+        The second if plain jit reduces by itself over the whole batch: `fun` is in the reductions.
+        """
         at, options = mapped.site.node, self._jit_options(mapped)
         if mapped in self._plan.reductions:
             function = self._pass_by_position(mapped, fun)

@@ -94,8 +94,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     length = _tuple_length(module, function, calls)
     is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
     texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
-    arguments = parameters, in_axes, static, keyword_only
-    return Pmapped(site, texts, calls, *arguments, length, out_axes)
+    return Pmapped(site, texts, calls, parameters, in_axes, static, keyword_only, length, out_axes)
 
 
 def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
@@ -181,7 +180,10 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of `step` of `step, n = make()` for `return handle, n`; None if unknown."""
+    """Return the reads of what a function returns as `handle`; None if they are unknown.
+
+    For `return handle, n` and `step, n = make()`, these are the reads of `step`, as in `step(x)`.
+    """
     calls, index = flow.returned_to(module, handle)
     reads: list[ast.expr] = []
     for call in calls:
@@ -196,6 +198,7 @@ def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | 
         for read in module.reads(module.scope(target), target.id):
             if any(binding.node is target for binding in module.reaching(read) or ()):
                 reads.append(read)
+    # Not `other = step`: the reads of `other` would have to be followed.
     return [read for read in reads if not isinstance(module.parent(read), ast.Assign)] or None
 
 
@@ -241,7 +244,9 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
 def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
     """Return the parameters that a call passes. Raises CannotMigrate at `*args`.
 
-    For `f(a, z=b)` and `names` x, y, z they are x and z, and z is keyword-only: y is between them.
+    `names` are the parameters of the function. If the call gives them in this order without a gap,
+    as `f(a, y=b)` does x and y, all can be passed by position; else its keywords stay keywords, as
+    z of `f(a, z=b)`, which leaves y out.
     """
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):

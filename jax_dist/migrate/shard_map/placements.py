@@ -100,9 +100,10 @@ class Placements:
         return text
 
     def _placed(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
-        """Return `place(x)` for an argument `x`, `shard(x)` or `replicate(x)`.
+        """Return the call that places an argument on the mesh; None if it needs none here.
 
-        None if it needs none, or is placed at its definition.
+        The argument is `x`, or a call such as `shard(x)` or `replicate(x)`, a `change`, which gave
+        `x` the device axis that pmap needed: then `x` itself, the operand, is placed.
         """
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_placed = variable is not None and self._is_placed_at_definition(variable)
@@ -110,7 +111,7 @@ class Placements:
             return None
         layout, text = self._layouts.arguments[mapped, position], self._module.text
         if layout is Layout.REPLICATED:
-            # A tuple of `replicate(x)` has an edit for each of them.
+            # Variables are placed where they are defined, the items of a tuple one by one.
             is_tree = [*flow.elements_of(self._module, argument)] != [argument]
             if variable is not None or change is None or is_tree:
                 return None
@@ -124,9 +125,9 @@ class Placements:
         return self._put_sharded(argument, mapped, operand)
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
-        """Return whether `x = place(x)` may stand above a call: it is the only use of `x`.
+        """Return whether `x = place(x)` may stand above a call: the call is the only use of `x`.
 
-        Not if a loop around the call does not set `x`: it would place `x` in each iteration.
+        Not if the innermost loop around the call does not set `x`: each iteration would place it.
         """
         module, variable = self._module, self._variables.find(argument)
         statement = module.statement(call)

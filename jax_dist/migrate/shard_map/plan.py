@@ -52,10 +52,13 @@ class Plan:
                 self.reductions[mapped] = global_steps.reductions(*arguments)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
-        self._keep_shared_reductions()
+        self._give_up_shared_reductions()
 
-    def _keep_shared_reductions(self) -> None:
-        """Keep the pmean of a helper that a shard_map function calls: no jit may call it too."""
+    def _give_up_shared_reductions(self) -> None:
+        """Give up plain jit for functions that share a helper with a shard_map function.
+
+        The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
+        """
         while True:  # each function that is given up needs its own reductions
             others = [x for x in self.mapped_functions if x not in self.reductions]
             kept = {node for x in others for node in global_steps.nodes_of(self.module, x)}
@@ -76,12 +79,13 @@ class Plan:
     def _axis_name(self, mapped: Pmapped) -> str | None:
         """Return the code of pmap's axis_name; None without one.
 
-        For a variable of a function it is the string, since the mesh may be defined above it.
+        Below `axis = "batch"` in a function it is `"batch"`: the mesh may be made above that line.
         """
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
-        is_local = isinstance(value, ast.Constant) and self.module.function(value) is not None
-        return self.module.text(value) if is_local else mapped.option_texts.get("axis_name")
+        if isinstance(value, ast.Constant) and self.module.function(value) is not None:
+            return self.module.text(value)
+        return mapped.option_texts.get("axis_name")
 
     def mesh(self, at: ast.AST, mapped: Pmapped) -> Mesh:
         """Return the mesh of a mapped function, which the new text defines, for use at a node."""

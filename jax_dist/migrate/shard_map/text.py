@@ -88,7 +88,11 @@ class Writer:
         self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
     def wrap(self, node: Any, call: Call, inner: Any = None) -> None:
-        """Edit `replicate(x)` to a call with a HOLE for `x`, the `inner` that edits may change."""
+        """Edit the code of a node to `call`, with the code of `inner` in place of its HOLE.
+
+        `replicate(x)` becomes `device_put(x, s)` by the call `device_put(HOLE, s)`, if `inner` is
+        the `x`, in which other edits stay possible; by default it is the node.
+        """
         inner = inner or node
         text, outer = self.module.text(inner), str(call)
         used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))

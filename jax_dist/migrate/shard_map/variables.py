@@ -86,7 +86,10 @@ _ARRAY_ATTRIBUTES = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at
 
 
 class Variables:
-    """The variables of one file that the calls of its mapped functions take or return."""
+    """The variables of one file that the calls of its mapped functions take or return.
+
+    Names and fields whose values go from one to the other, as in `x = y`, are one variable.
+    """
 
     def __init__(self, module: Module, changes: AxisChanges, mapped_calls: Collection[ast.Call]):
         self._module, self._mapped_calls = module, frozenset(mapped_calls)
@@ -102,7 +105,8 @@ class Variables:
                 self._add(target)
         self._join_fields_of_arguments()
         self.all: list[Variable] = [*dict.fromkeys(self._by_key.values())]
-        for variable in self.all:  # a read that may see two of its bindings was added for both
+        # A read that may see two bindings of its name was added for both.
+        for variable in self.all:
             variable.definitions = [*{x.node: x for x in variable.definitions}.values()]
             variable.uses = [*{x.node: x for x in variable.uses}.values()]
 
@@ -279,7 +283,11 @@ class Variables:
                     define(Definition("unknown", value))
 
     def _skip_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
-        """Return `x` of `jnp.asarray(x)`, which keeps the device axis of `x`; else the value."""
+        """Return `x` of `jnp.asarray(x)`, a call that keeps the device axis of its operand.
+
+        With an index, of `a, b = x` above, return the tuple that `x` is. If the operand is nothing
+        that can be followed, return the value as it was.
+        """
         inner = value
         while (operand := self.changes.kept_operand(inner)) is not None:
             inner = operand
