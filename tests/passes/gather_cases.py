@@ -193,9 +193,7 @@ CASES: dict[str, Case] = {
     ),
     "a carry that comes to differ": kept(
         f"mul{DIFFERS}",
-        lambda x: lax.scan(
-            lambda c, _: (c + x, (gather(x) * c).sum(0)), jnp.ones((2, 3)), length=2
-        )[1],
+        lambda x: lax.scan(lambda c, _: (c + x, (gather(x) * c).sum(0)), MATRIX.T, length=2)[1],
         typed=False,
     ),
     "outside scan": kept(
