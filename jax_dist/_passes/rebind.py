@@ -42,9 +42,8 @@ def bind_again(
 ) -> Values:
     """Return the results of one equation on values, typed for the mesh of the current context.
 
-    Its handler computes them if it has one. Otherwise its primitive is bound again, with the bodies
-    (of a jit, scan or branch) traced again on the way. `context` is the one that JAX gives to new
-    equations, if the caller has it already.
+    Its handler computes them if it has one; else its primitive is bound again, with its bodies
+    traced again. `context` is the one that JAX gives to new equations, if the caller has it.
     """
     values = untie_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
@@ -73,11 +72,13 @@ def _trace_again(again: _Evaluate, body: Any) -> Any:
         return body
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
-    if isinstance(body, ClosedJaxpr):
-        return traced
-    # An open body has no constants: they become literals.
-    builder = interpreter.Builder(traced.jaxpr.replace(constvars=[]))
-    return builder.finish(builder.add(traced, traced.jaxpr.invars))
+    is_closed = isinstance(body, ClosedJaxpr)
+    if not traced.consts:
+        return traced if is_closed else traced.jaxpr
+    # That of a checkpoint has no constants: they become literals.
+    source = traced.jaxpr.replace(constvars=[])
+    builder = interpreter.Builder(ClosedJaxpr(source, ()) if is_closed else source)
+    return builder.finish(builder.add(traced, source.invars))
 
 
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
