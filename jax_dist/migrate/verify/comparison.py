@@ -10,7 +10,11 @@ from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.recording.records import Call, Leaf
-from jax_dist.migrate.verify.recording.replays import largest_difference
+from jax_dist.migrate.verify.recording.replays import (
+    largest_difference,
+    largest_element,
+    median_ratios,
+)
 from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -177,7 +181,8 @@ class _Rounding:
         largest = max(itertools.chain(*self.tolerances.values()), default=0.0)
         tolerance = known[index] if known else largest  # a step of shard_map is not replayed
         if tolerance < math.inf:  # infinite: another class, once its inputs are perturbed
-            tolerance = min(tolerance * max(1.0, of_inputs / self.epsilon), _MOST_ROUNDING)
+            most = max(tolerance, _MOST_ROUNDING)
+            tolerance = min(tolerance * max(1.0, of_inputs / self.epsilon), most)
         if deviation > tolerance:
             return False
         self.drift = max(self.drift, deviation)
@@ -278,13 +283,10 @@ def _deviation(old: Leaf, new: Leaf) -> float:
 
     It is infinite for arrays of other types than floats, and for those that were not kept.
     """
-    import numpy as np
-
-    x, y = _to_floats(old, new)
+    x, y = _to_same_shape(old, new)
     if x is None or "float" not in old.dtype:
         return math.inf
-    largest = float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-    return largest_difference(x, y) / (largest or 1.0)
+    return largest_difference(x, y) / (largest_element(x) or 1.0)
 
 
 def _amount(old: Leaf, new: Leaf) -> str:
@@ -292,23 +294,20 @@ def _amount(old: Leaf, new: Leaf) -> str:
 
     It is "" if they are equal or not kept. The factor is the median ratio of elements.
     """
-    import numpy as np
-
-    x, y = _to_floats(old, new)
+    x, y = _to_same_shape(old, new)
     if x is None or (x == y).all():
         return ""
-    text = f" by up to {np.max(np.abs(x - y)):.3g}"
-    has_ratio = (x != 0) & np.isfinite(x) & np.isfinite(y)
-    ratio = float(np.median(y[has_ratio] / x[has_ratio])) if has_ratio.any() else 1.0
+    text = f" by up to {largest_difference(x, y):.3g}"
+    ratio = next(median_ratios(x, y), 1.0)
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
 
 
-def _to_floats(old: Leaf, new: Leaf) -> Any:
-    """Return the arrays of two leaves as floats of the new shape.
+def _to_same_shape(old: Leaf, new: Leaf) -> Any:
+    """Return the arrays of two leaves in the new shape.
 
     They are None and None if an array was not kept, is not of numbers, or has another size.
     """
-    x, y = old.array, new.array
+    x, y = old.load(), new.load()
     if x is None or y is None or x.dtype.kind not in "fiu":
         return None, None
     if x.size == y.size:
@@ -317,7 +316,7 @@ def _to_floats(old: Leaf, new: Leaf) -> Any:
         x = x[0]
     else:
         return None, None
-    return x.astype(float), y.astype(float)
+    return x, y
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
