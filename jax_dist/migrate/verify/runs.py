@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +18,19 @@ from typing import Any
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
-from jax_dist.migrate.verify.recording.calls import STOP
 from jax_dist.migrate.verify.recording.records import Call, read_calls
 
 _RECORDING = Path(__file__).parent / "recording"
 _MAPPED = Path(__file__).parents[1] / "_mapped.py"
+# The module that Python imports first: it loads `recording` under a name of its own.
+_SITECUSTOMIZE = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location(
+    "_jax_dist_recording", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}]
+)
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+importlib.import_module(spec.name + ".start").start(**{settings!r})
+"""
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache"
 )
@@ -64,10 +72,10 @@ def inject_recording(**settings: Any) -> Iterator[str]:
     `settings` are arguments of `recording.start`; those that are the same in all runs are added.
     """
     old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
-    settings |= {"package": str(_RECORDING), "mapped": str(_MAPPED), "old": old}
+    settings |= {"mapped": str(_MAPPED), "old": old}
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
-        Path(folder, "settings.json").write_text(json.dumps(settings))
-        shutil.copyfile(_RECORDING / "bootstrap.py", Path(folder, "sitecustomize.py"))
+        text = _SITECUSTOMIZE.format(package=str(_RECORDING), settings=settings)
+        Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         yield folder
 
 
@@ -132,26 +140,21 @@ def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
     and which operations it fuses depends on the device axis of their arrays.
     """
     tree = work / "tree"
-    inherited = os.environ.get("PYTHONPATH", "")
     source = [str(tree / "src")] if (tree / "src").is_dir() else []
-    python_path = [injected, str(tree), *source, *filter(None, inherited.split(os.pathsep))]
-    flags = [
-        flag
-        for flag in os.environ.get("XLA_FLAGS", "").split()
-        if "host_platform_device_count" not in flag
-    ]
+    python_path = [injected, str(tree), *source, os.environ.get("PYTHONPATH", "")]
+    flags = re.sub(r"\S*host_platform_device_count\S*", "", os.environ.get("XLA_FLAGS", ""))
     if platform.machine().lower() in ("x86_64", "amd64"):
-        flags.insert(0, "--xla_cpu_max_isa=AVX")  # the newest without fused multiply-add
+        flags = f"--xla_cpu_max_isa=AVX {flags}"  # the newest without fused multiply-add
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(python_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "PYTHONHASHSEED": "0",
         "TMPDIR": str(work / "tmp"),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COMPILATION_CACHE_DIR": str(work.parent / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": " ".join(flags),
+        "XLA_FLAGS": flags,
         "NPROC": "32",  # threads of XLA: else reductions depend on the number of cores
     }
 
@@ -166,8 +169,8 @@ def _run_until_timeout(
 ) -> tuple[int | None, float]:
     """Run a command, and return its exit code (None: stopped after the timeout) and seconds.
 
-    Its output goes to the files `stdout` and `stderr` in the folder `work`. When a file `stop`
-    appears there, it is stopped as if it had ended well. Processes that it started are killed.
+    Its output goes to the files `stdout` and `stderr` in the folder `work`. Processes that it
+    started are killed when it ends.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -190,8 +193,6 @@ def _run_until_timeout(
                     return process.wait(timeout=0.2), time.monotonic() - start
                 seconds = time.monotonic() - start
                 report_seconds(seconds)
-                if (work / STOP).exists():
-                    return 0, seconds
                 if timeout is not None and seconds > timeout:
                     return None, seconds
         finally:

@@ -48,16 +48,15 @@ def verify(
     """
     root = runs.root_of([file.path for file in files])
     by_path = _map_paths(files, root)
-    places = [*_forms(by_path)]
-    back: dict[Key, Back] = {}
+    forms = _forms(by_path)
     with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as folder:
 
-        def run(texts: Mapping[str, bytes], title: str, **options: Any) -> Run:
-            """Run the command with these texts of files; `options` are of `run_recorded`."""
-            report_seconds = lambda seconds: progress(f"{title}: {seconds:.0f} s")
-            options |= {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
+        def run(texts: Mapping[str, bytes], title: str, **recording: Any) -> Run:
+            """Run the command with these texts of files; `recording` is of `run_recorded`."""
             work = Path(folder, str(len(os.listdir(folder))))  # the first is 0
-            return runs.run_recorded(command, root, texts, work=work, **options)
+            report_seconds = lambda seconds: progress(f"{title}: {seconds:.0f} s")
+            limits = {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
+            return runs.run_recorded(command, root, texts, work=work, **limits, **recording)
 
         texts = {path: review.mark(file, path) for path, file in by_path.items() if file.touched}
         before = run(texts, "running the old program")
@@ -65,16 +64,15 @@ def verify(
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
             """Run the migrated program, and return the verdicts, with lines that did not run."""
             changed = {path: file for path, file in _map_paths(files, root).items() if file.changed}
-            jits = [*_forms(changed).values()].count("jit")
+            has_jits = "jit" in _forms(changed).values()
             after = run(
                 {path: file.after for path, file in changed.items()},
                 title,
                 written={path: written_lines(file) for path, file in changed.items()},
-                replayed=os.path.join(folder, "0", "records") if jits else "",
-                jits=jits,
+                replayed=os.path.join(folder, "0", "records") if has_jits else "",
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
-            result = comparison.compare(command, before, after, places, may_round=bool(jits))
+            result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
             unreached = [
                 Unreached(
                     file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip()
@@ -85,24 +83,19 @@ def verify(
             ]
             return dataclasses.replace(result, review=unreached)
 
-        result = compare_with(files, "running the new program")
-        while again is not None:
-            more = _places_to_go_back(result, _forms(_map_paths(files, root)))
-            if more.keys() <= back.keys():
-                break
-            back |= more
-            files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
-            first, result = result, compare_with(files, "running it again, without what differs")
-            # A place that is right in another form keeps the verdict that tells why it went back.
-            verdicts = [
-                dataclasses.replace(old, went_back=True)
-                if old.difference and not new.difference
-                else new
-                for old, new in zip(first.verdicts, result.verdicts, strict=True)
-            ]
-            seconds = [*first.seconds, result.seconds[1]]
-            result = dataclasses.replace(result, verdicts=verdicts, seconds=seconds)
-    return files, result
+        first = compare_with(files, "running the new program")
+        back = {} if again is None else _places_to_go_back(first, forms)
+        if again is None or not back:
+            return files, first
+        files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
+        second = compare_with(files, "running it again, without what differs")
+    # A place that is right in its second form keeps the verdict that tells why it went back.
+    verdicts = [
+        dataclasses.replace(old, went_back=True) if old.difference and not new.difference else new
+        for old, new in zip(first.verdicts, second.verdicts, strict=True)
+    ]
+    seconds = [*first.seconds, second.seconds[1]]
+    return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
 
 
 def _map_paths(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
@@ -130,9 +123,7 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
     wrong_files: set[str] = set()
     for verdict in verification.verdicts:
         place = verdict.path, verdict.line
-        if verdict.went_back:
-            continue
-        if forms.get(place) != "jit":
+        if forms[place] != "jit":
             if verdict.difference:
                 wrong_files.add(verdict.path)
         elif not verdict.calls:

@@ -1,5 +1,6 @@
 """Records each call of each mapped function: its arguments and results, as digests and values."""
 
+import collections
 import functools
 import os
 import sys
@@ -12,7 +13,6 @@ from typing import Any
 from . import replays
 from .records import Call, RecordWriter, read_calls
 
-STOP = "stop"  # the file, beside the folder of records, that asks for an end of the run
 VENDORED = "_mapped"  # the name of the vendored module
 
 
@@ -24,7 +24,6 @@ class Recorder:
       tree: the program's folder; calls are named by the files in it.
       written: by path in the tree, the lines that a migration wrote.
       replayed: the `folder` of the old program, for replays of written steps; "": there are none.
-      jits: how many steps can be replayed; 0: the run goes on when one of them differs.
     """
 
     def __init__(
@@ -33,16 +32,13 @@ class Recorder:
         tree: str,
         written: Mapping[str, Sequence[int]] = types.MappingProxyType({}),
         replayed: str = "",
-        jits: int = 0,
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
-        self._replayed, self._jits = replayed, jits
+        self._replayed = replayed
         self._old: Sequence[Call] = []  # the calls of the old program's process like this
-        self._calls_at: dict[tuple[str, int], int] = {}  # number of calls, by path and line
-        self._differs: dict[tuple[str, int], bool] = {}  # whether a replay did, by path and line
+        self._calls_at: collections.Counter[tuple[str, int]] = collections.Counter()
         self._writer: RecordWriter | None = None
         self._process = 0  # the process that made the writer: a forked one makes its own
-        self._count = 0  # the number of all calls
         self._is_inside = False  # a recorded call is active: calls within it are not recorded
 
     def install(self, at_import: Callable[[str, Callable[[types.ModuleType], None]], None]) -> None:
@@ -101,9 +97,8 @@ class Recorder:
         if self._is_inside or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return recorded.fun(*args, **kwargs)
         writer = self._open()
-        number, self._count = self._count, self._count + 1
-        place = recorded.path, recorded.line
-        self._calls_at[place] = self._calls_at.get(place, 0) + 1
+        number, place = self._calls_at.total(), (recorded.path, recorded.line)
+        self._calls_at[place] += 1
         keep_all = self._calls_at[place] <= replays.CALLS
         event: dict[str, Any] = {"path": place[0], "line": place[1], "name": recorded.name}
         event["given"] = writer.describe((args, kwargs), is_argument=True, keep_all=keep_all)
@@ -119,33 +114,21 @@ class Recorder:
         finally:
             self._is_inside = False
             writer.write(event)
-        self._stop_if_decided(place, event)
         return result
 
     def _replay(self, number: int, recorded: "_Recorded", arguments: Any) -> dict[str, Any]:
         """Replay a step on the old program's call of this number, as `Call.replay` describes it."""
         old = self._old[number] if number < len(self._old) else None
-        if old is None or old.raised:
-            return {"text": "pmap was not called at the same time", "reason": ""}
+        step, options = recorded.__dict__["step"]
         try:
-            step, options = recorded.__dict__["step"]
             epsilon, tolerances = replays.replay(recorded.fun, step, options, arguments, old)
         except replays.Difference as difference:
-            return {"text": difference.text, "reason": difference.reason}
+            text, reason = difference.args
+            return {"text": text, "reason": reason}
         except Exception as error:  # noqa: BLE001 - any of the program's own
             text = f"it fails on its own: {type(error).__name__}: {error}"
             return {"text": text[:300], "reason": ""}
         return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
-
-    def _stop_if_decided(self, place: tuple[str, int], event: Mapping[str, Any]) -> None:
-        """Ask for an end of the run once each step was replayed and one of them differs.
-
-        The program will run again then, with another form of that step.
-        """
-        if "replay" in event:
-            self._differs[place] = self._differs.get(place, False) or bool(event["replay"]["text"])
-            if 0 < self._jits <= len(self._differs) and any(self._differs.values()):
-                Path(self._folder).with_name(STOP).touch()
 
     def _open(self) -> RecordWriter:
         """Return the writer of this process; open it, and the records of the old program's."""

@@ -51,7 +51,7 @@ class RecordWriter:
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True)
-        self._calls = open(folder / "calls.jsonl", "a")  # noqa: SIM115 - as the process lives
+        self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115 - to the end
         self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
         # By id: an array that was described already, and its description without a path.
         self._known: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -60,7 +60,6 @@ class RecordWriter:
         """Write one call, whose arrays were described before."""
         self._arrays.flush()
         self._calls.write(json.dumps(event) + "\n")
-        self._calls.flush()
 
     def describe(
         self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
@@ -119,10 +118,9 @@ def _digests(arrays: Sequence[Any]) -> list[str]:
     import numpy as np
 
     views = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    digest = functools.cache(lambda number: hashlib.sha256(views[number]).hexdigest()[:16])
-    return [
-        digest(0 if np.array_equal(view, views[0]) else number) for number, view in enumerate(views)
-    ]
+    digest = lambda view: hashlib.sha256(view).hexdigest()[:16]
+    first = digest(views[0]) if views else ""
+    return [first if np.array_equal(view, views[0]) else digest(view) for view in views]
 
 
 def read_calls(folder: Path) -> list[Call]:

@@ -22,12 +22,7 @@ _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
 class Difference(Exception):
-    """Raised where a step differs from what pmap gave."""
-
-    def __init__(self, text: str, reason: str = ""):
-        super().__init__(text)
-        self.text: str = text
-        self.reason: str = reason  # "" if the numbers do not say
+    """A step differs from pmap; the arguments are how, and the reason, "" if it is not known."""
 
 
 def replay(
@@ -35,7 +30,7 @@ def replay(
     step: Callable[..., Any],
     options: Mapping[str, Any],
     arguments: tuple[Any, Any],
-    old: Call,
+    old: Call | None,
 ) -> tuple[float, list[float]]:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
 
@@ -48,40 +43,51 @@ def replay(
       step: the function inside of `jax.jit`.
       options: the keyword arguments of `jax.jit`, with the shardings.
       arguments: positional and by keyword, as the new program gives them.
-      old: the recorded call of pmap.
+      old: the recorded call of pmap; None if there is none.
     """
     import jax
 
+    if old is None or old.raised:
+        raise Difference("pmap was not called at the same time", "")
     leaves, tree = jax.tree.flatten(arguments)
     if len(leaves) != len(old.given):
-        raise Difference("it takes other arguments than pmap did")
+        raise Difference("it takes other arguments than pmap did", "")
     inputs = [_reshape_recorded(*pair) for pair in zip(old.given, leaves, strict=True)]
     devices = jax.tree.leaves(options["in_shardings"])[0].mesh.devices.ravel()
     args, kwargs = jax.tree.unflatten(tree, inputs)
     text = str(jitted.trace(*args, **kwargs).jaxpr)
     epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
     results = _call(jitted, tree, inputs)
+    bounds = _rounding_bounds(jitted, tree, inputs, results, epsilon)
+    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
+    for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
+        fewer = _call_on_fewer(devices[:count], jitted, step, options, tree, inputs)
+        differences = map(largest_difference, results, fewer)
+        if any(x > bound for x, bound in zip(differences, bounds, strict=True)):
+            text = f"it gives something else on {count} of {len(devices)} devices"
+            raise Difference(text, "the step counts its devices")
+    largest = map(largest_element, results)
+    return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
+
+
+def _rounding_bounds(
+    jitted: Any, tree: Any, inputs: Sequence[Any], results: Sequence[Any], epsilon: float
+) -> list[float]:
+    """Return how much each result of a step may be rounded, as its perturbed inputs show.
+
+    The step runs three times, on inputs that are changed by `epsilon` of themselves.
+    """
     perturbed = [
         _call(jitted, tree, [_perturb(x, epsilon, seed) for x in inputs])
         for seed in range(1, _PERTURBED + 1)
     ]
-    bounds = []
+    bounds: list[float] = []
     for result, *changed in zip(results, *perturbed, strict=True):
         bound = max(largest_difference(result, other) for other in changed)
         if result.dtype.kind == "f":
             bound = _FACTOR * (bound + epsilon * largest_element(result))
         bounds.append(bound)
-    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
-    for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
-        fewer = _call_on_fewer(devices[:count], jitted, step, options, tree, inputs)
-        if any(
-            largest_difference(x, y) > bound
-            for x, y, bound in zip(results, fewer, bounds, strict=True)
-        ):
-            text = f"it gives something else on {count} of {len(devices)} devices"
-            raise Difference(text, "the step counts its devices")
-    largest = map(largest_element, results)
-    return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
+    return bounds
 
 
 def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
@@ -101,7 +107,7 @@ def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
     elif array.size == math.prod(shape):
         array = array.reshape(shape)
     else:
-        raise Difference(f"argument{old.path}: {array.shape} before, {shape} after")
+        raise Difference(f"argument{old.path}: {array.shape} before, {shape} after", "")
     if is_key:
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
     array = array.astype(leaf.dtype)
@@ -134,10 +140,11 @@ def _call_on_fewer(
 
     key = jitted, len(devices)
     if key not in _jitted:
-        names = ("in_shardings", "out_shardings")
-        shardings = {name: jax.tree.map(on_fewer, options[name]) for name in names}
+        shardings = {name: options[name] for name in ("in_shardings", "out_shardings")}
         static = options.get("static_argnums", ())
-        _jitted[key] = jax.jit(fresh_step, static_argnums=static, **shardings)
+        _jitted[key] = jax.jit(
+            fresh_step, static_argnums=static, **jax.tree.map(on_fewer, shardings)
+        )
     count = lambda *_: len(devices)
     # The step may ask for the number of devices: here it is that of the smaller mesh.
     with mock.patch.multiple(jax, device_count=count, local_device_count=count):
@@ -189,7 +196,7 @@ def _compare_with_pmap(
 ) -> None:
     """Raise Difference if a result of the step differs by more than its bound from pmap's."""
     if len(old_results) != len(results):
-        raise Difference(f"{len(old_results)} results before, {len(results)} after")
+        raise Difference(f"{len(old_results)} results before, {len(results)} after", "")
     text, reason = "", ""
     for old, new, bound in zip(old_results, results, bounds, strict=True):
         before = old.load()

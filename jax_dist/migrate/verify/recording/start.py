@@ -109,16 +109,17 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
     """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
-    seen: set[tuple[str, int]] = set()
 
-    def note_line(path: str, line: int, value: Any) -> Any:
-        if (path, line) not in seen:
-            seen.add((path, line))
-            with open(records, "a", encoding="utf-8") as file:
-                file.write(f"{line} {path}\n")
+    @functools.cache
+    def note_line(path: str, line: int) -> None:
+        with open(records, "a", encoding="utf-8") as file:
+            file.write(f"{line} {path}\n")
+
+    def ran(path: str, line: int, value: Any) -> Any:
+        note_line(path, line)
         return value
 
-    return note_line
+    return ran
 
 
 class _Finder(importlib.abc.MetaPathFinder):
