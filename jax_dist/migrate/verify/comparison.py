@@ -212,22 +212,22 @@ class _ProcessComparison:
         if len(old.returned) != len(new.returned):
             return f"{len(old.returned)} results before, {len(new.returned)} after"
         of_inputs = 0.0  # by how much the arguments deviate
-        pairs = [(i, *pair) for i, pair in enumerate(zip(old.returned, new.returned, strict=True))]
         if len(old.given) == len(new.given):  # a migration may drop or add arguments
-            pairs = [*((None, *pair) for pair in zip(old.given, new.given, strict=True)), *pairs]
-        for index, old_leaf, new_leaf in pairs:  # the index of a result; None: an argument
+            for old_leaf, new_leaf in zip(old.given, new.given, strict=True):
+                text = _leaf_difference(old_leaf, new_leaf)
+                if text == "values differ" and self._may_round:
+                    deviation = _deviation(old_leaf, new_leaf)
+                    of_inputs = max(of_inputs, deviation)
+                    text = text if deviation > _FACTOR * self._drift else ""
+                if text:
+                    return f"argument{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
+        for index, (old_leaf, new_leaf) in enumerate(zip(old.returned, new.returned, strict=True)):
             text = _leaf_difference(old_leaf, new_leaf)
             if text == "values differ" and self._may_round:
                 deviation = _deviation(old_leaf, new_leaf)
-                if index is not None:
-                    is_allowed = self._allows_result(place, index, deviation, of_inputs)
-                else:
-                    is_allowed = deviation <= _FACTOR * self._drift
-                    of_inputs = max(of_inputs, deviation)
-                text = "" if is_allowed else text
+                text = "" if self._allows_result(place, index, deviation, of_inputs) else text
             if text:
-                side = "argument" if index is None else "result"
-                return f"{side}{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
+                return f"result{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
         return ""
 
     def _allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:

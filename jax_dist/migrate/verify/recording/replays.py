@@ -197,32 +197,29 @@ def _compare_with_pmap(
     """Raise Difference if a result of the step differs by more than its bound from pmap's."""
     if len(old_results) != len(results):
         raise Difference(f"{len(old_results)} results before, {len(results)} after", "")
-    text, reason = "", ""
+    texts: list[str] = []
+    reasons: list[str] = []
     for old, new, bound in zip(old_results, results, bounds, strict=True):
         before = old.load()
-        if before.shape != new.shape:
-            is_stacked = before.shape[1:] == new.shape
-            if is_stacked and len({*old.rows}) > 1:
-                reason = reason or "the copies of its results differ"
-                text = text or f"result{old.path}: it differs from device to device"
-            before = before[0] if is_stacked else before.reshape(new.shape)
-        if (difference := largest_difference(before, new)) > bound:
-            factors = [*median_ratios(before, new, inputs)]
+        if before.shape != new.shape == before.shape[1:]:  # stacked copies
+            if len({*old.rows}) > 1:
+                texts.append(f"result{old.path}: it differs from device to device")
+                reasons.append("the copies of its results differ")
+            before = before[0]
+        before = before.reshape(new.shape)
+        difference = largest_difference(before, new)
+        if difference > bound:
+            ratios = [*median_ratios(before, new, inputs)]
             # Off by the number of devices: the step mixed up a local and a global reduction.
-            by_devices = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]
-            if by_devices and not reason:
-                reason = (
-                    "a sum over the local batch under pmean"
-                    if by_devices[0] > 1
-                    else "a mean over the local batch under psum"
-                )
-            factor = f", {(by_devices or factors)[0]:.4g} times what it was" if factors else ""
-            text = text or (
-                f"result{old.path}: values differ by up to {difference:.3g}{factor}; "
-                f"{bound:.2g} is rounding"
-            )
-    if text:
-        raise Difference(text, reason)
+            by_devices = [r for r in ratios if abs(max(r, 1 / r) / devices - 1) < _RATIO]
+            if by_devices:
+                local, across = ("sum", "pmean") if by_devices[0] > 1 else ("mean", "psum")
+                reasons.append(f"a {local} over the local batch under {across}")
+            factor = f", {(by_devices or ratios)[0]:.4g} times what it was" if ratios else ""
+            differs = f"result{old.path}: values differ by up to {difference:.3g}{factor}"
+            texts.append(f"{differs}; {bound:.2g} is rounding")
+    if texts:
+        raise Difference(texts[0], reasons[0] if reasons else "")
 
 
 def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterator[float]:
