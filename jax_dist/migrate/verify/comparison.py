@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[str, int]  # path and line of a place, before
 _TAIL = 8  # lines of a failed run's errors
 _RATIO = 1e-2  # factors nearer to 1 are rounding
 _MOST_ROUNDING = 0.1  # of the largest element of an array, after any number of calls
-_FACTOR = 10.0  # by which an argument may be more rounded than the results that it is made of
+_FACTOR = 10.0  # by which a value may be more rounded than those that it is made of
 
 # What differs from run to run: times, rates, addresses, names of temporary files; and positions in
 # files, which jax 0.12 prints for arrays that cannot be sharded, and which a migration moves.
@@ -235,9 +235,10 @@ class _ProcessComparison:
         known = self._tolerances.get(place)
         largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
         tolerance = known[index] if known else largest  # a step of shard_map is not replayed
-        if tolerance < math.inf:  # infinite: another class, once its inputs are perturbed
-            most = max(tolerance, _MOST_ROUNDING)
-            tolerance = min(tolerance * max(1.0, of_inputs / self._epsilon), most)
+        if of_inputs > 0 and tolerance < math.inf:  # infinite: another class, once perturbed
+            # Later steps may amplify rounding more than those that were replayed, in a warm-up.
+            grown = max(tolerance * of_inputs / self._epsilon, _FACTOR * self._drift)
+            tolerance = max(tolerance, min(grown, _MOST_ROUNDING))
         if deviation > tolerance:
             return False
         self._drift = max(self._drift, deviation)

@@ -124,11 +124,12 @@ class Recorder:
             epsilon, tolerances = replays.replay(recorded.fun, step, options, arguments, old)
         except replays.Difference as difference:
             text, reason = difference.args
-            return {"text": text, "reason": reason}
         except Exception as error:  # noqa: BLE001 - any of the program's own
-            text = f"it fails on its own: {type(error).__name__}: {error}"
-            return {"text": text[:300], "reason": ""}
-        return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
+            text, reason = f"it fails on its own: {type(error).__name__}: {error}"[:300], ""
+        else:
+            return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
+        del recorded.__dict__["step"]  # it takes another form: its next calls need no replay
+        return {"text": text, "reason": reason}
 
     def _open(self) -> RecordWriter:
         """Return the writer of this process; open it, and the records of the old program's."""
