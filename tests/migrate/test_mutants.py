@@ -103,8 +103,8 @@ def test_all_mutants_that_compute_something_else_are_different(
         for mutant in _mutants(golden.read(name, f"after_{to}"))
     ]
     drawn = random.Random(0).sample(drawn, _COUNT)
-    olds = _run(tmp_path / "tree", befores, kept=str(tmp_path / "kept"))
-    folders = sorted((tmp_path / "kept").iterdir())
+    olds = _run(tmp_path / "tree", befores, work=tmp_path / "before")
+    folders = sorted((tmp_path / "before" / "records").iterdir())
     (tmp_path / "replayed").mkdir()
     for position, (number, _, _) in enumerate(drawn):
         (tmp_path / "replayed" / f"00000-{position:05}").symlink_to(folders[number])
@@ -117,6 +117,7 @@ def test_all_mutants_that_compute_something_else_are_different(
     news = _run(
         tmp_path / "tree",
         [mutant for _, _, mutant in drawn],
+        work=tmp_path / "after",
         written=written,
         replayed=str(tmp_path / "replayed"),
     )

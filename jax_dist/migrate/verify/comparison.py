@@ -10,7 +10,11 @@ from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.recording.records import Call, Leaf
-from jax_dist.migrate.verify.recording.replays import largest_difference
+from jax_dist.migrate.verify.recording.replays import (
+    largest_difference,
+    largest_element,
+    median_ratios,
+)
 from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -18,7 +22,7 @@ Key: TypeAlias = tuple[str, int]  # path and line of a place, before
 _TAIL = 8  # lines of a failed run's errors
 _RATIO = 1e-2  # factors nearer to 1 are rounding
 _MOST_ROUNDING = 0.1  # of the largest element of an array, after any number of calls
-_FACTOR = 10.0  # by which an argument may be more rounded than the results that it is made of
+_FACTOR = 10.0  # by which a value may be more rounded than those that it is made of
 
 # What differs from run to run: times, rates, addresses, names of temporary files; and positions in
 # files, which jax 0.12 prints for arrays that cannot be sharded, and which a migration moves.
@@ -129,15 +133,10 @@ def compare(
     if len(before.calls) != len(after.calls) and not problems:
         problems.append(f"{len(before.calls)} processes ran before, {len(after.calls)} after")
     for old_calls, new_calls in zip(before.calls, after.calls, strict=False):
-        rounding = _Rounding() if may_round else None
+        comparison = _ProcessComparison(verdicts, may_round=may_round)
         for number, (old, new) in enumerate(itertools.zip_longest(old_calls, new_calls)):
-            of_file = [verdict for verdict in verdicts if old and verdict.path == old.path]
-            if old is not None and of_file:
-                # The line of a call is where `@partial(` stands, that of a place where `jax.pmap`
-                # does, which may be below it: the nearest is meant.
-                verdict = min(of_file, key=lambda v, line=old.line: abs(v.line - line))
-                is_first = not any(other.difference for other in verdicts)
-                _judge_call(verdict, number, old, new, rounding, is_first=is_first)
+            if old is not None:
+                comparison.judge(number, old, new)
         extra = len(new_calls) - len(old_calls)
         if extra > 0 and not any(verdict.difference for verdict in verdicts):
             problems.append(f"{extra} more calls of mapped functions after")
@@ -151,103 +150,99 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
     for run, when in ((before, "before"), (after, "after")):
         if run.exit_code is None:
             yield f"the run {when} was stopped by --timeout, after {run.seconds:.0f} s"
-    if None in (before.exit_code, after.exit_code) or not (before.exit_code or after.exit_code):
+    codes = before.exit_code, after.exit_code
+    if None in codes or codes == (0, 0):
         return
-    if before.exit_code == after.exit_code:
-        yield f"the command fails before and after, with exit code {before.exit_code}:"
-        failed = before
+    if codes[0] == codes[1]:
+        yield f"the command fails before and after, with exit code {codes[0]}:"
     else:
-        yield f"exit code {before.exit_code} before, {after.exit_code} after:"
-        failed = after if after.exit_code else before
-    yield from (f"  {line}" for line in failed.errors.strip().splitlines()[-_TAIL:])
+        yield f"exit code {codes[0]} before, {codes[1]} after:"
+    errors = after.errors if after.exit_code else before.errors
+    yield from (f"  {line}" for line in errors.strip().splitlines()[-_TAIL:])
 
 
-@dataclasses.dataclass(slots=True)
-class _Rounding:
-    """The rounding that values of one process may have, as its replayed calls have shown."""
+class _ProcessComparison:
+    """The comparison of the calls of one process, with the rounding that replays have shown."""
 
-    epsilon: float = 1e-7  # by which the arguments of the last replayed call were perturbed
-    # By place: how much of its largest element each result then changes at most.
-    tolerances: dict[Key, Sequence[float]] = dataclasses.field(default_factory=dict)
-    drift: float = 0.0  # the most that a result was rounded so far
+    def __init__(self, verdicts: Sequence[Verdict], *, may_round: bool):
+        self._verdicts, self._may_round = verdicts, may_round
+        self._epsilon = 1e-7  # by which the arguments of the last replayed call were perturbed
+        # By place: how much of its largest element each result then changes at most.
+        self._tolerances: dict[Key, Sequence[float]] = {}
+        self._drift = 0.0  # the most that a result was rounded so far
 
-    def allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:
+    def judge(self, number: int, old: Call, new: Call | None) -> None:
+        """Count the `number`-th call in the verdict on its place; `new` is None if it was not made.
+
+        The line of a call is where `@partial(` stands, that of a place where `jax.pmap` does, which
+        may be below it: the nearest is meant.
+        """
+        of_file = [verdict for verdict in self._verdicts if verdict.path == old.path]
+        if not of_file:
+            return
+        verdict = min(of_file, key=lambda verdict: abs(verdict.line - old.line))
+        place = verdict.path, verdict.line
+        verdict.name = verdict.name or old.name
+        verdict.calls += 1
+        replay = None if new is None else new.replay
+        if replay and replay["text"] and not verdict.difference:
+            # A replay starts from the arguments of the old run: no earlier call is the cause.
+            verdict.difference, verdict.reason = (
+                f"call {number + 1}, {replay['text']}",
+                replay["reason"],
+            )
+        elif replay and not replay["text"]:
+            verdict.replays += 1
+            self._epsilon, self._tolerances[place] = replay["epsilon"], replay["tolerances"]
+        text = self._difference(place, old, new)
+        if not text:
+            verdict.same += 1
+            verdict.raised += bool(old.raised)
+        elif not any(verdict.difference for verdict in self._verdicts):
+            verdict.difference = f"call {number + 1}, {text}"
+
+    def _difference(self, place: Key, old: Call, new: Call | None) -> str:
+        """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
+        if new is None:
+            return "it was not called after"
+        if old.raised.partition(":")[0] != new.raised.partition(":")[0]:  # the types of the errors
+            return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
+        if old.raised:
+            return ""
+        if len(old.returned) != len(new.returned):
+            return f"{len(old.returned)} results before, {len(new.returned)} after"
+        of_inputs = 0.0  # by how much the arguments deviate
+        if len(old.given) == len(new.given):  # a migration may drop or add arguments
+            for old_leaf, new_leaf in zip(old.given, new.given, strict=True):
+                text = _leaf_difference(old_leaf, new_leaf)
+                if text == "values differ" and self._may_round:
+                    deviation = _deviation(old_leaf, new_leaf)
+                    of_inputs = max(of_inputs, deviation)
+                    text = text if deviation > _FACTOR * self._drift else ""
+                if text:
+                    return f"argument{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
+        for index, (old_leaf, new_leaf) in enumerate(zip(old.returned, new.returned, strict=True)):
+            text = _leaf_difference(old_leaf, new_leaf)
+            if text == "values differ" and self._may_round:
+                deviation = _deviation(old_leaf, new_leaf)
+                text = "" if self._allows_result(place, index, deviation, of_inputs) else text
+            if text:
+                return f"result{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
+        return ""
+
+    def _allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:
         """Return whether a result may deviate, in a call whose arguments deviate by `of_inputs`."""
-        known = self.tolerances.get(place)
-        largest = max(itertools.chain(*self.tolerances.values()), default=0.0)
+        known = self._tolerances.get(place)
+        largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
         tolerance = known[index] if known else largest  # a step of shard_map is not replayed
-        if tolerance < math.inf:  # infinite: another class, once its inputs are perturbed
-            tolerance = min(tolerance * max(1.0, of_inputs / self.epsilon), _MOST_ROUNDING)
+        if of_inputs > 0 and tolerance < math.inf:  # infinite: another class, once perturbed
+            # Later steps may amplify rounding more than those that were replayed, in a warm-up.
+            grown = max(tolerance * of_inputs / self._epsilon, _FACTOR * self._drift)
+            tolerance = max(tolerance, min(grown, _MOST_ROUNDING))
         if deviation > tolerance:
             return False
-        self.drift = max(self.drift, deviation)
+        self._drift = max(self._drift, deviation)
         return True
-
-
-def _judge_call(
-    verdict: Verdict,
-    number: int,
-    old: Call,
-    new: Call | None,
-    rounding: _Rounding | None,
-    *,
-    is_first: bool,
-) -> None:
-    """Count a call, the `number`-th of its process, in the verdict on its place.
-
-    `new` is None if the new run made fewer calls; `is_first` says that no call before differed.
-    Without `rounding`, values must be equal.
-    """
-    place = verdict.path, verdict.line
-    verdict.name = verdict.name or old.name
-    verdict.calls += 1
-    if new is not None and new.replay is not None:
-        if not new.replay["text"]:
-            verdict.replays += 1
-            if rounding is not None:
-                rounding.epsilon = new.replay["epsilon"]
-                rounding.tolerances[place] = new.replay["tolerances"]
-        elif not verdict.difference:
-            # A replay starts from the arguments of the old run: no earlier call is the cause.
-            verdict.difference = f"call {number + 1}, {new.replay['text']}"
-            verdict.reason = new.replay["reason"]
-            return
-    text = _call_difference(place, old, new, rounding)
-    if not text:
-        verdict.same += 1
-        verdict.raised += bool(old.raised)
-    elif is_first:
-        verdict.difference = f"call {number + 1}, {text}"
-
-
-def _call_difference(place: Key, old: Call, new: Call | None, rounding: _Rounding | None) -> str:
-    """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
-    if new is None:
-        return "it was not called after"
-    if old.raised.partition(":")[0] != new.raised.partition(":")[0]:  # the types of the errors
-        return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
-    if old.raised:
-        return ""
-    if len(old.returned) != len(new.returned):
-        return f"{len(old.returned)} results before, {len(new.returned)} after"
-    of_inputs = 0.0  # by how much the arguments deviate
-    pairs = [(i, *pair) for i, pair in enumerate(zip(old.returned, new.returned, strict=True))]
-    if len(old.given) == len(new.given):  # a migration may drop or add arguments
-        pairs = [*((None, *pair) for pair in zip(old.given, new.given, strict=True)), *pairs]
-    for index, old_leaf, new_leaf in pairs:  # the index of a result; None: an argument
-        text = _leaf_difference(old_leaf, new_leaf)
-        if text == "values differ" and rounding is not None:
-            deviation = _deviation(old_leaf, new_leaf)
-            if index is not None:
-                is_allowed = rounding.allows_result(place, index, deviation, of_inputs)
-            else:
-                is_allowed = deviation <= _FACTOR * rounding.drift
-                of_inputs = max(of_inputs, deviation)
-            text = "" if is_allowed else text
-        if text:
-            side = "argument" if index is None else "result"
-            return f"{side}{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
-    return ""
 
 
 def _leaf_difference(old: Leaf, new: Leaf) -> str:
@@ -278,13 +273,10 @@ def _deviation(old: Leaf, new: Leaf) -> float:
 
     It is infinite for arrays of other types than floats, and for those that were not kept.
     """
-    import numpy as np
-
-    x, y = _to_floats(old, new)
+    x, y = _to_same_shape(old, new)
     if x is None or "float" not in old.dtype:
         return math.inf
-    largest = float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-    return largest_difference(x, y) / (largest or 1.0)
+    return largest_difference(x, y) / (largest_element(x) or 1.0)
 
 
 def _amount(old: Leaf, new: Leaf) -> str:
@@ -292,23 +284,20 @@ def _amount(old: Leaf, new: Leaf) -> str:
 
     It is "" if they are equal or not kept. The factor is the median ratio of elements.
     """
-    import numpy as np
-
-    x, y = _to_floats(old, new)
+    x, y = _to_same_shape(old, new)
     if x is None or (x == y).all():
         return ""
-    text = f" by up to {np.max(np.abs(x - y)):.3g}"
-    has_ratio = (x != 0) & np.isfinite(x) & np.isfinite(y)
-    ratio = float(np.median(y[has_ratio] / x[has_ratio])) if has_ratio.any() else 1.0
+    text = f" by up to {largest_difference(x, y):.3g}"
+    ratio = next(median_ratios(x, y), 1.0)
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
 
 
-def _to_floats(old: Leaf, new: Leaf) -> Any:
-    """Return the arrays of two leaves as floats of the new shape.
+def _to_same_shape(old: Leaf, new: Leaf) -> Any:
+    """Return the arrays of two leaves in the new shape.
 
     They are None and None if an array was not kept, is not of numbers, or has another size.
     """
-    x, y = old.array, new.array
+    x, y = old.load(), new.load()
     if x is None or y is None or x.dtype.kind not in "fiu":
         return None, None
     if x.size == y.size:
@@ -317,7 +306,7 @@ def _to_floats(old: Leaf, new: Leaf) -> Any:
         x = x[0]
     else:
         return None, None
-    return x.astype(float), y.astype(float)
+    return x, y
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:

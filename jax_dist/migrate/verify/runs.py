@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +18,19 @@ from typing import Any
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
-from jax_dist.migrate.verify.recording.records import Call, find_calls, read_call
+from jax_dist.migrate.verify.recording.records import Call, read_calls
 
 _RECORDING = Path(__file__).parent / "recording"
 _MAPPED = Path(__file__).parents[1] / "_mapped.py"
+# The module that Python imports first: it loads `recording` under a name of its own.
+_SITECUSTOMIZE = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location(
+    "_jax_dist_recording", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}]
+)
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+importlib.import_module(spec.name + ".start").start(**{settings!r})
+"""
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache"
 )
@@ -63,10 +72,10 @@ def inject_recording(**settings: Any) -> Iterator[str]:
     `settings` are arguments of `recording.start`; those that are the same in all runs are added.
     """
     old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
-    settings |= {"package": str(_RECORDING), "mapped": str(_MAPPED), "old": old}
+    settings |= {"mapped": str(_MAPPED), "old": old}
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
-        Path(folder, "settings.json").write_text(json.dumps(settings))
-        shutil.copyfile(_RECORDING / "bootstrap.py", Path(folder, "sitecustomize.py"))
+        text = _SITECUSTOMIZE.format(package=str(_RECORDING), settings=settings)
+        Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         yield folder
 
 
@@ -75,92 +84,77 @@ def run_recorded(
     root: str,
     texts: Mapping[str, bytes],
     *,
+    work: Path,
     devices: int,
     timeout: float | None = None,
-    written: Mapping[str, Sequence[int]] | None = None,
-    replayed: str = "",
-    kept: str | None = None,
     report_seconds: Callable[[float], None] = lambda seconds: None,
+    **recording: Any,
 ) -> Run:
-    """Run a command in a temporary copy of a project, and return its recorded calls.
+    """Run a command in a copy of a project, and return its recorded calls.
 
     Args:
       command: the command.
       root: the folder of the project; the current folder is in it.
       texts: new contents of files, by path within the project.
+      work: a new folder, for the copy and the arrays of the calls, which are read when they are
+        compared. The folder above it keeps compiled programs for further runs.
       devices: how many CPU devices are simulated.
       timeout: seconds after which the command is stopped; None: never.
-      written: by path, the lines that a migration wrote, whose calls of jax.jit are recorded.
-      replayed: the folder of the old program's records, for replays of the steps; "": none.
-      kept: the folder for the records of this run; None: they are not kept.
       report_seconds: is called with the seconds so far.
+      recording: arguments of `Recorder`, for the run of a migrated program.
     """
-    with tempfile.TemporaryDirectory(prefix="jax-dist-migrate-") as name:
-        work = Path(name)
-        tree = work / "tree"
-        shutil.copytree(root, tree, symlinks=True, ignore=_LEFT_OUT)
-        for path, text in texts.items():
-            (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_bytes(text)
-        records = work / "records" if kept is None else Path(kept)
-        records.mkdir(exist_ok=True)
-        (work / "tmp").mkdir()
-        with inject_recording(
-            records=str(records),
-            ran=str(work / "ran"),
-            tree=str(tree),
-            written=dict(written or {}),
-            replayed=replayed,
-        ) as injected:
-            exit_code, seconds = _run_until_timeout(
-                command,
-                work,
-                cwd=tree / os.path.relpath(os.getcwd(), root),
-                environment=_environment(injected, tree, work / "tmp", devices),
-                timeout=timeout,
-                report_seconds=report_seconds,
-            )
-        output, errors = (
-            (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
-            for name in ("stdout", "stderr")
+    tree, records = work / "tree", work / "records"
+    shutil.copytree(root, tree, symlinks=True, ignore=_LEFT_OUT)
+    for path, text in texts.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(text)
+    for folder in (records, work / "tmp"):
+        folder.mkdir()
+    recording |= {"folder": str(records), "tree": str(tree)}
+    with inject_recording(record=recording, ran=str(work / "ran")) as injected:
+        environment = _environment(injected, work, devices)
+        cwd = tree / os.path.relpath(os.getcwd(), root)
+        exit_code, seconds = _run_until_timeout(
+            command, work, cwd, environment, timeout, report_seconds
         )
-        calls = [
-            [read_call(*call) for call in find_calls(process)]
-            for process in sorted(records.iterdir())
-        ]
-        marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
-        lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
-        ran = frozenset((path, int(line)) for line, path in lines_and_paths)
-        return Run(exit_code, output, errors, seconds, calls, ran)
+    output, errors = (
+        (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
+        for name in ("stdout", "stderr")
+    )
+    calls = [read_calls(process) for process in sorted(records.iterdir())]
+    marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
+    lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
+    ran = frozenset((path, int(line)) for line, path in lines_and_paths)
+    return Run(exit_code, output, errors, seconds, calls, ran)
 
 
-def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:
+def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
     """Return environment variables that make runs in two copies of a project comparable.
 
-    `injected` is the folder of `inject_recording`. The hash seed, the devices and the threads are
-    fixed; imports find the copy before an installed package of the same name.
+    `injected` is the folder of `inject_recording`, and `work` that of `run_recorded`. The hash
+    seed, the devices and the threads are fixed; imports find the copy before an installed package
+    of the same name. Programs that are the same in both runs, such as those that initialize a
+    model, are compiled once.
 
     XLA may not use fused multiply-add: it rounds `a * b + c` once where it fuses both operations,
     and which operations it fuses depends on the device axis of their arrays.
     """
-    inherited = os.environ.get("PYTHONPATH", "")
+    tree = work / "tree"
     source = [str(tree / "src")] if (tree / "src").is_dir() else []
-    python_path = [injected, str(tree), *source, *filter(None, inherited.split(os.pathsep))]
-    flags = [
-        flag
-        for flag in os.environ.get("XLA_FLAGS", "").split()
-        if "host_platform_device_count" not in flag
-    ]
+    python_path = [injected, str(tree), *source, os.environ.get("PYTHONPATH", "")]
+    flags = re.sub(r"\S*host_platform_device_count\S*", "", os.environ.get("XLA_FLAGS", ""))
     if platform.machine().lower() in ("x86_64", "amd64"):
-        flags.insert(0, "--xla_cpu_max_isa=AVX")  # the newest without fused multiply-add
+        flags = f"--xla_cpu_max_isa=AVX {flags}"  # the newest without fused multiply-add
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(python_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "PYTHONHASHSEED": "0",
-        "TMPDIR": str(temporary),
+        "TMPDIR": str(work / "tmp"),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "XLA_FLAGS": " ".join(flags),
+        "JAX_COMPILATION_CACHE_DIR": str(work.parent / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": flags,
         "NPROC": "32",  # threads of XLA: else reductions depend on the number of cores
     }
 
@@ -168,7 +162,6 @@ def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> di
 def _run_until_timeout(
     command: Sequence[str],
     work: Path,
-    *,
     cwd: Path,
     environment: Mapping[str, str],
     timeout: float | None,

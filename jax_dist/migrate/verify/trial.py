@@ -5,6 +5,7 @@ import difflib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax_dist.migrate import review
@@ -48,16 +49,17 @@ def verify(
     root = runs.root_of([file.path for file in files])
     by_path = _map_paths(files, root)
     forms = _forms(by_path)
-    with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as records:
+    with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as folder:
 
-        def run(texts: Mapping[str, bytes], title: str, **options: Any) -> Run:
-            """Run the command with these texts of files; `options` are of `run_recorded`."""
+        def run(texts: Mapping[str, bytes], title: str, **recording: Any) -> Run:
+            """Run the command with these texts of files; `recording` is of `run_recorded`."""
+            work = Path(folder, str(len(os.listdir(folder))))  # the first is 0
             report_seconds = lambda seconds: progress(f"{title}: {seconds:.0f} s")
-            options |= {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
-            return runs.run_recorded(command, root, texts, **options)
+            limits = {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
+            return runs.run_recorded(command, root, texts, work=work, **limits, **recording)
 
         texts = {path: review.mark(file, path) for path, file in by_path.items() if file.touched}
-        before = run(texts, "running the old program", kept=records)
+        before = run(texts, "running the old program")
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
             """Run the migrated program, and return the verdicts, with lines that did not run."""
@@ -67,7 +69,7 @@ def verify(
                 {path: file.after for path, file in changed.items()},
                 title,
                 written={path: written_lines(file) for path, file in changed.items()},
-                replayed=records if has_jits else "",
+                replayed=os.path.join(folder, "0", "records") if has_jits else "",
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)

@@ -1,46 +1,47 @@
-"""Records each call of each mapped function: its arguments and results, as digests and values.
+"""Records each call of each mapped function: its arguments and results, as digests and values."""
 
-Each process has a folder. In it, `calls.jsonl` has one line for each call, and `NUMBER.npz` holds
-its arrays, of those that are too large a corner.
-"""
-
+import collections
 import functools
-import hashlib
-import json
-import math
 import os
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
 from typing import Any
 
 from . import replays
-from .records import find_calls, read_call, to_numpy
+from .records import Call, RecordWriter, read_calls
 
-_MOST_BYTES = 1 << 20  # of an array that is kept; of larger ones only a corner is
-_CORNER = 16  # elements along each dimension
 VENDORED = "_mapped"  # the name of the vendored module
 
 
 class Recorder:
     """Makes functions of which each call is recorded, and writes the records of this process.
 
-    The arguments are those of `start`; `folder` is its `records`, with a folder for each process.
+    Args:
+      folder: gets a folder for each process.
+      tree: the program's folder; calls are named by the files in it.
+      written: by path in the tree, the lines that a migration wrote.
+      replayed: the `folder` of the old program, for replays of written steps; "": there are none.
     """
 
-    def __init__(self, folder: str, tree: str, written: Mapping[str, Sequence[int]], replayed: str):
+    def __init__(
+        self,
+        folder: str,
+        tree: str,
+        written: Mapping[str, Sequence[int]] = types.MappingProxyType({}),
+        replayed: str = "",
+    ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: list[tuple[Path, str]] = []  # the calls of the old program's process like this
-        self._calls_at: dict[tuple[str, int], int] = {}  # number of calls, by path and line
-        self._file: Any = None
-        self._process = 0  # the process that opened the file: a forked one opens its own
-        self._count = 0  # the number of all calls
+        self._old: Sequence[Call] = []  # the calls of the old program's process like this
+        self._calls_at: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._writer: RecordWriter | None = None
+        self._process = 0  # the process that made the writer: a forked one makes its own
         self._is_inside = False  # a recorded call is active: calls within it are not recorded
 
-    def install(self, at_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
+    def install(self, at_import: Callable[[str, Callable[[types.ModuleType], None]], None]) -> None:
         """Replace jax.pmap, jax_dist.pmap, `mapped` and jax.jit when their modules are imported."""
         at_import("jax", lambda jax: self.replace(jax, "pmap"))
         if self._written:
@@ -75,7 +76,7 @@ class Recorder:
 
         It is the innermost caller in the program's tree that is not the vendored module.
         """
-        frame: FrameType | None = sys._getframe(2)
+        frame: types.FrameType | None = sys._getframe(2)
         while frame is not None:
             path = os.path.realpath(frame.f_code.co_filename)
             is_vendored = os.path.basename(path) == f"{VENDORED}.py"
@@ -95,76 +96,53 @@ class Recorder:
         leaves = jax.tree.leaves((args, kwargs))
         if self._is_inside or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return recorded.fun(*args, **kwargs)
-        number, self._count = self._count, self._count + 1
-        place = recorded.path, recorded.line
-        self._calls_at[place] = self._calls_at.get(place, 0) + 1
-        is_replayed = self._calls_at[place] <= replays.CALLS
-        most_bytes = math.inf if is_replayed else _MOST_BYTES
-        values: dict[str, Any] = {}
-        event: dict[str, Any] = {"path": recorded.path, "line": recorded.line}
-        event |= {"call": number, "name": recorded.name}
-        event["given"] = _describe((args, kwargs), "in", values, most_bytes)
+        writer = self._open()
+        number, place = self._calls_at.total(), (recorded.path, recorded.line)
+        self._calls_at[place] += 1
+        keep_all = self._calls_at[place] <= replays.CALLS
+        event: dict[str, Any] = {"path": place[0], "line": place[1], "name": recorded.name}
+        event["given"] = writer.describe((args, kwargs), is_argument=True, keep_all=keep_all)
         self._is_inside = True
         try:
-            if is_replayed and self._replayed and "step" in recorded.__dict__:
-                step, options = recorded.__dict__["step"]
-                event["replay"] = self._replay(number, step, options, (args, kwargs))
+            if keep_all and self._replayed and "step" in recorded.__dict__:
+                event["replay"] = self._replay(number, recorded, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
+            event["returned"] = writer.describe(result, keep_all=keep_all)
         except BaseException as error:
             event["raised"] = f"{type(error).__name__}: {error}"[:500]
-            self._write(event, {})
             raise
         finally:
             self._is_inside = False
-        event["returned"] = _describe(result, "out", values, most_bytes)
-        self._write(event, values)
+            writer.write(event)
         return result
 
-    def _replay(self, number: int, step: Any, options: Any, arguments: Any) -> dict[str, Any]:
+    def _replay(self, number: int, recorded: "_Recorded", arguments: Any) -> dict[str, Any]:
         """Replay a step on the old program's call of this number, as `Call.replay` describes it."""
-        self._open()
-        old = read_call(*self._old[number]) if number < len(self._old) else None
-        if old is None or old.raised:
-            return {"text": "pmap was not called at the same time", "reason": ""}
+        old = self._old[number] if number < len(self._old) else None
+        step, options = recorded.__dict__["step"]
         try:
-            epsilon, tolerances = replays.replay(step, options, arguments, old)
+            epsilon, tolerances = replays.replay(recorded.fun, step, options, arguments, old)
         except replays.Difference as difference:
-            return {"text": difference.text, "reason": difference.reason}
+            text, reason = difference.args
         except Exception as error:  # noqa: BLE001 - any of the program's own
-            text = f"it fails on its own: {type(error).__name__}: {error}"
-            return {"text": text[:300], "reason": ""}
-        return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
+            text, reason = f"it fails on its own: {type(error).__name__}: {error}"[:300], ""
+        else:
+            return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
+        del recorded.__dict__["step"]  # it takes another form: its next calls need no replay
+        return {"text": text, "reason": reason}
 
-    def _open(self) -> None:
-        """Open the records of this process, and those of the old program, unless they are open."""
+    def _open(self) -> RecordWriter:
+        """Return the writer of this process; open it, and the records of the old program's."""
         import jax
 
-        if self._file is not None and self._process == os.getpid():
-            return
-        self._process, index = os.getpid(), jax.process_index()
-        if self._replayed:
-            rank, olds = len(_processes(self._folder, index)), _processes(self._replayed, index)
-            self._old = find_calls(Path(self._replayed, olds[rank])) if rank < len(olds) else []
-        name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
-        self._folder_of_process = os.path.join(self._folder, name)
-        os.makedirs(self._folder_of_process)
-        path = os.path.join(self._folder_of_process, "calls.jsonl")
-        self._file = open(path, "a")  # noqa: SIM115 - as long as the process lives
-
-    def _write(self, event: dict[str, Any], values: dict[str, Any]) -> None:
-        """Write one call, and the arrays of its leaves by their keys."""
-        import numpy as np
-
-        self._open()
-        self._file.write(json.dumps(event) + "\n")
-        self._file.flush()
-        if values:
-            np.savez(os.path.join(self._folder_of_process, f"{event['call']}.npz"), **values)
-
-
-def _processes(folder: str, index: int) -> list[str]:
-    """Return the names of the folders of all processes of a JAX process index, in order of time."""
-    return sorted(name for name in os.listdir(folder) if name.startswith(f"{index:05}-"))
+        if self._writer is None or self._process != os.getpid():
+            self._process, index = os.getpid(), jax.process_index()
+            find = lambda folder: sorted(Path(folder).glob(f"{index:05}-*"))
+            earlier, olds = find(self._folder), find(self._replayed) if self._replayed else []
+            self._old = read_calls(olds[len(earlier)]) if len(earlier) < len(olds) else []
+            name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
+            self._writer = RecordWriter(Path(self._folder, name))
+        return self._writer
 
 
 class _Recorded:
@@ -183,50 +161,3 @@ class _Recorded:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
-
-
-def _describe(
-    tree: Any, side: str, values: dict[str, Any], most_bytes: float
-) -> list[dict[str, Any]]:
-    """Return a description of each leaf of the arguments (side "in") or the results ("out").
-
-    It has a path and a dtype; an array has a shape, digests, and the key under which it goes into
-    `values`, or a corner of it if it has more than `most_bytes`; any other object has a text.
-    """
-    import jax
-    import numpy as np
-
-    leaves: list[dict[str, Any]] = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        about: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
-        leaves.append(about)
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex | bool):
-            about["dtype"] = type(leaf).__name__
-            text = repr(leaf)[:200]
-            about["text"] = about["dtype"] if " at 0x" in text else text  # addresses change
-            continue
-        about["dtype"] = str(getattr(leaf, "dtype", type(leaf).__name__))
-        array, copies = to_numpy(leaf)
-        if side == "in" and not array.dtype.hasobject:  # as jit takes it
-            array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-            about["dtype"] = str(array.dtype)
-        about |= {"shape": list(array.shape), "digest": _digest(array)}
-        if array.ndim and array.shape[0] <= 64:
-            about["rows"] = [_digest(row) for row in array]
-        if len(copies) > 1:
-            about["copies"] = [_digest(copy) for copy in copies]
-        if array.nbytes > most_bytes:
-            array = array[(slice(_CORNER),) * array.ndim]
-        about["key"] = key = f"{side}{len(leaves) - 1}"
-        values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
-    return leaves
-
-
-def _digest(array: Any) -> str:
-    """Return a hash of the bytes of an array; "empty" if it has none."""
-    import numpy as np
-
-    if not array.nbytes:
-        return "empty"
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]

@@ -1,23 +1,35 @@
-"""Recorded calls, read from the folder of one process; and arrays as they are recorded."""
+"""The records of mapped calls: how one process writes them, and how they are read.
 
+Each process has a folder. In it, `calls.jsonl` has one line for each call, and `arrays` holds the
+arrays one behind another, each as `numpy.save` writes it. An array is written once, even if the
+program hands it on from call to call; of one that is too large there is only a corner.
+"""
+
+import functools
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_MOST_BYTES = 1 << 20  # of an array that is kept whole, or of one of its equal rows
+_CORNER = 16  # elements along each dimension
+
 
 class Leaf(NamedTuple):
-    """One leaf of a call's arguments or results, as `calls` describes it."""
+    """One leaf of a call's arguments or results."""
 
     path: str  # as `jax.tree_util.keystr` writes it: "[0]['w']"
     dtype: str  # or the type of a value that is no array
     text: str | None = None  # the repr of a value that is no array
     shape: Sequence[int] = ()
-    digest: str = ""  # of the bytes of the array
+    digest: str = ""  # of the bytes of the array, whatever its shape
     rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
-    copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
-    key: str = ""  # of the array in the .npz file
-    array: Any = None  # the NumPy array, or a corner if it was too large; None: it is no array
+    copies: Sequence[str] = ()  # digests of the copies on all devices; none if it is sharded
+    offset: int | None = None  # where the array stands in the file
+    # Returns the NumPy array, or a corner if it was too large; None if it is no array.
+    load: Callable[[], Any] = lambda: None
 
 
 class Call(NamedTuple):
@@ -34,31 +46,115 @@ class Call(NamedTuple):
     replay: Mapping[str, Any] | None = None
 
 
-def find_calls(folder: Path) -> list[tuple[Path, str]]:
-    """Return the calls that the process of a folder recorded, in order, each for `read_call`."""
-    return [(folder, line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+class RecordWriter:
+    """Writes the calls of this process into a new folder."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True)
+        self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115 - to the end
+        self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
+        # By id: an array that was described already, and its description without a path.
+        self._known: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Write one call, whose arrays were described before."""
+        self._arrays.flush()
+        self._calls.write(json.dumps(event) + "\n")
+
+    def describe(
+        self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return the fields of a `Leaf` for each leaf of a tree, and write its array.
+
+        Arrays of all sizes are written whole if `keep_all`.
+        """
+        import jax
+        import numpy as np
+
+        numbers = jax.Array | np.ndarray | np.generic | int | float | complex | bool
+        leaves: list[dict[str, Any]] = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            known, fields = self._known.get(id(leaf), (lambda: None, {}))
+            if not isinstance(leaf, numbers):
+                dtype, text = type(leaf).__name__, repr(leaf)[:200]
+                fields = {"dtype": dtype, "text": dtype if " at 0x" in text else text}
+            elif keep_all or known() is not leaf:
+                array, copies = to_numpy(leaf)
+                dtype = getattr(leaf, "dtype", type(leaf).__name__)
+                if is_argument and not array.dtype.hasobject:  # as jit takes it
+                    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+                    array = array.astype(dtype, copy=False)
+                fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
+                fields["copies"] = _digests(copies)
+                if isinstance(leaf, jax.Array):  # its elements never change
+                    self._known[id(leaf)] = weakref.ref(leaf), fields
+            leaves.append({"path": jax.tree_util.keystr(path), **fields})
+        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
+        return leaves
+
+    def _write_array(self, array: Any, *, keep_all: bool) -> dict[str, Any]:
+        """Write an array, or a corner of it, and return fields of its `Leaf`."""
+        import jax
+        import numpy as np
+
+        # The digest is made of those of equal parts, one for each device: these are the rows of a
+        # stacked state, and [8, 4, 3] has the parts of [32, 3].
+        count = jax.local_device_count()
+        is_even = array.size % count == 0
+        parts = _digests(array.reshape(count, array.size // count) if is_even else [array])
+        is_stacked = array.ndim > 0 and len(array) <= count
+        rows = [] if not is_stacked else parts if len(array) == count else _digests(array)
+        value = array[0] if len(rows) > 1 == len({*rows}) else array
+        if value.nbytes > _MOST_BYTES and not keep_all:
+            value = value[(slice(_CORNER),) * value.ndim]
+        digest = hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+        offset = self._arrays.tell()
+        np.save(self._arrays, value.astype(np.float32) if value.dtype.kind == "V" else value)
+        return {"shape": array.shape, "digest": digest, "rows": rows, "offset": offset}
 
 
-def read_call(folder: Path, line: str) -> Call:
-    """Return the call that a line of `calls.jsonl` records, with the arrays that were kept."""
+def _digests(arrays: Sequence[Any]) -> list[str]:
+    """Return a hash of the bytes of each array, computed once for those equal to the first."""
+    import numpy as np
+
+    views = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    digest = lambda view: hashlib.sha256(view).hexdigest()[:16]
+    first = digest(views[0]) if views else ""
+    return [first if np.array_equal(view, views[0]) else digest(view) for view in views]
+
+
+def read_calls(folder: Path) -> list[Call]:
+    """Return the calls that the process of a folder recorded, in order."""
+    calls: list[Call] = []
+    for line in (folder / "calls.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        given, returned = (
+            [
+                Leaf(**leaf, load=functools.partial(_load, folder / "arrays", leaf))
+                for leaf in event.get(side, ())
+            ]
+            for side in ("given", "returned")
+        )
+        place = event["path"], event["line"], event["name"]
+        calls.append(Call(*place, given, returned, event.get("raised", ""), event.get("replay")))
+    return calls
+
+
+def _load(path: Path, leaf: Mapping[str, Any]) -> Any:
+    """Return the array of a leaf from the file of all arrays; None if the leaf is no array."""
     import numpy as np  # only here: a migration without a run needs no NumPy
 
-    event = json.loads(line)
-    arrays: dict[str, Any] = {}
-    archive = folder / f"{event['call']}.npz"
-    if archive.exists():
-        with np.load(archive) as loaded:
-            arrays = dict(loaded)
-    given, returned = (
-        [Leaf(**leaf, array=arrays.get(leaf.get("key"))) for leaf in event.get(side, ())]
-        for side in ("given", "returned")
-    )
-    place = event["path"], event["line"], event["name"]
-    return Call(*place, given, returned, event.get("raised", ""), event.get("replay"))
+    if "offset" not in leaf:
+        return None
+    with open(path, "rb") as file:
+        file.seek(leaf["offset"])
+        array = np.load(file)
+    is_row = array.ndim < len(leaf["shape"])  # only the first was written, as all are equal
+    return np.broadcast_to(array, (leaf["shape"][0], *array.shape)) if is_row else array
 
 
 def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
-    """Return an array or number as a NumPy array, and its copies if it is a replicated jax.Array.
+    """Return an array or number as a NumPy array, and its copies; none if it is sharded.
 
     Of an array over several processes it is the part of this one; of keys it is their data.
     """
@@ -66,7 +162,8 @@ def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
     import numpy as np
 
     if not isinstance(leaf, jax.Array):
-        return np.asarray(leaf), []
+        array = np.asarray(leaf)
+        return array, [array]
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)

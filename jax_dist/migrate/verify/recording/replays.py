@@ -3,7 +3,6 @@
 The bound for what may differ comes from the step itself: it runs on perturbed arguments, too.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,24 +13,24 @@ from .records import Call, Leaf, to_numpy
 
 CALLS = 3  # how many calls of each place are replayed
 
-_PERTURBED = 3  # runs on perturbed arguments
+_PERTURBED = 2  # runs on perturbed arguments
 _FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
 _RATIO = 1e-2  # a factor nearer than this to the number of devices counts as equal to it
-_jitted: dict[Any, Any] = {}  # by step and shardings: compiled once for all replayed calls
+# By the program's jitted step and a number of devices: the step on these.
+_jitted: dict[tuple[Any, int], Any] = {}
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
 class Difference(Exception):
-    """Raised where a step differs from what pmap gave."""
-
-    def __init__(self, text: str, reason: str = ""):
-        super().__init__(text)
-        self.text: str = text
-        self.reason: str = reason  # "" if the numbers do not say
+    """A step differs from pmap; the arguments are how, and the reason, "" if it is not known."""
 
 
 def replay(
-    step: Callable[..., Any], options: Mapping[str, Any], arguments: tuple[Any, Any], old: Call
+    jitted: Any,
+    step: Callable[..., Any],
+    options: Mapping[str, Any],
+    arguments: tuple[Any, Any],
+    old: Call | None,
 ) -> tuple[float, list[float]]:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
 
@@ -40,108 +39,118 @@ def replay(
       largest element each result may be rounded then.
 
     Args:
+      jitted: the program's own `jax.jit(step, **options)`, whose executable runs on all devices.
       step: the function inside of `jax.jit`.
       options: the keyword arguments of `jax.jit`, with the shardings.
       arguments: positional and by keyword, as the new program gives them.
-      old: the recorded call of pmap.
+      old: the recorded call of pmap; None if there is none.
     """
     import jax
 
+    if old is None or old.raised:
+        raise Difference("pmap was not called at the same time", "")
     leaves, tree = jax.tree.flatten(arguments)
     if len(leaves) != len(old.given):
-        raise Difference("it takes other arguments than pmap did")
+        raise Difference("it takes other arguments than pmap did", "")
     inputs = [_reshape_recorded(*pair) for pair in zip(old.given, leaves, strict=True)]
-    meshes = [s.mesh for s in jax.tree.leaves(options["in_shardings"])]
-    devices = [*meshes[0].devices.ravel()]
-    run = functools.partial(_run, step, options, tree, devices)
-    epsilon, (results, *perturbed) = run(len(devices), inputs, _PERTURBED)
-    bounds = []
+    devices = jax.tree.leaves(options["in_shardings"])[0].mesh.devices.ravel()
+    args, kwargs = jax.tree.unflatten(tree, inputs)
+    text = str(jitted.trace(*args, **kwargs).jaxpr)
+    epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
+    results = _call(jitted, tree, inputs)
+    bounds = _rounding_bounds(jitted, tree, inputs, results, epsilon)
+    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
+    for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
+        fewer = _call_on_fewer(devices[:count], jitted, step, options, tree, inputs)
+        differences = map(largest_difference, results, fewer)
+        if any(x > bound for x, bound in zip(differences, bounds, strict=True)):
+            text = f"it gives something else on {count} of {len(devices)} devices"
+            raise Difference(text, "the step counts its devices")
+    largest = map(largest_element, results)
+    return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
+
+
+def _rounding_bounds(
+    jitted: Any, tree: Any, inputs: Sequence[Any], results: Sequence[Any], epsilon: float
+) -> list[float]:
+    """Return how much each result of a step may be rounded, as its perturbed inputs show.
+
+    The step runs on inputs that are changed by `epsilon` of themselves, several times.
+    """
+    perturbed = [
+        _call(jitted, tree, [_perturb(x, epsilon, seed) for x in inputs])
+        for seed in range(1, _PERTURBED + 1)
+    ]
+    bounds: list[float] = []
     for result, *changed in zip(results, *perturbed, strict=True):
         bound = max(largest_difference(result, other) for other in changed)
         if result.dtype.kind == "f":
-            bound = _FACTOR * (bound + epsilon * _largest_element(result))
+            bound = _FACTOR * (bound + epsilon * largest_element(result))
         bounds.append(bound)
-    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
-    for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
-        _, (fewer,) = run(count, inputs, 0)
-        if any(
-            largest_difference(x, y) > bound
-            for x, y, bound in zip(results, fewer, bounds, strict=True)
-        ):
-            text = f"it gives something else on {count} of {len(devices)} devices"
-            raise Difference(text, "the step counts its devices")
-    largest = map(_largest_element, results)
-    return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
+    return bounds
 
 
 def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
     """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference."""
     import jax
-    import numpy as np
 
     if old.text is not None or not hasattr(leaf, "dtype"):
         return leaf
     is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     shape = jax.random.key_data(leaf).shape if is_key else leaf.shape
-    array = old.array
+    array = old.load()
     if array.shape != shape and array.shape[1:] == shape:
-        if any(array[0].tobytes() != row.tobytes() for row in array):
+        if len({*old.rows}) > 1:
             text = f"argument{old.path}: it differs from device to device"
             raise Difference(text, "the copies of its state differ")
         array = array[0]
     elif array.size == math.prod(shape):
         array = array.reshape(shape)
     else:
-        raise Difference(f"argument{old.path}: {array.shape} before, {shape} after")
+        raise Difference(f"argument{old.path}: {array.shape} before, {shape} after", "")
     if is_key:
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
-    return np.asarray(array).astype(leaf.dtype)
+    array = array.astype(leaf.dtype)
+    # As a Python number it keeps the type that jit compiles the program's own call for.
+    return array.item() if array.ndim == 0 and getattr(leaf, "weak_type", False) else array
 
 
-def _run(
-    step: Callable[..., Any],
-    options: Mapping[str, Any],
-    tree: Any,
-    devices: Sequence[Any],
-    count: int,
-    inputs: Sequence[Any],
-    perturbed: int,
-) -> tuple[float, list[list[Any]]]:
-    """Return the precision of a step, and its results on `count` devices, plain and perturbed.
-
-    The precision is the epsilon of the narrowest float in the step. `tree` is the structure of the
-    inputs; `perturbed` is the number of runs on perturbed ones.
-    """
+def _call(jitted: Any, tree: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of a jitted step for the leaves of its arguments, as NumPy arrays."""
     import jax
     import numpy as np
 
-    def on_fewer(sharding: Any) -> Any:
-        mesh = jax.sharding.Mesh(np.array(devices[:count]), sharding.mesh.axis_names)
-        return jax.sharding.NamedSharding(mesh, sharding.spec)
+    args, kwargs = jax.tree.unflatten(tree, inputs)
+    arrays = [to_numpy(leaf)[0] for leaf in jax.tree.leaves(jitted(*args, **kwargs))]
+    return [x.astype(np.float32) if x.dtype.kind == "V" else x for x in arrays]
 
-    names = ("in_shardings", "out_shardings")
-    shardings = {name: jax.tree.map(on_fewer, options[name]) for name in names}
+
+def _call_on_fewer(
+    devices: Any, jitted: Any, step: Callable[..., Any], options: Mapping[str, Any], *call: Any
+) -> list[Any]:
+    """Return the results of a step on some of its devices; `call` is the rest of `_call`."""
+    import jax
+
+    def on_fewer(sharding: Any) -> Any:
+        mesh = jax.sharding.Mesh(devices, sharding.mesh.axis_names)
+        return jax.sharding.NamedSharding(mesh, sharding.spec)
 
     def fresh_step(*args: Any, **kwargs: Any) -> Any:  # jit caches the trace of `step` itself
         return step(*args, **kwargs)
 
-    device_count = lambda *_: count
+    key = jitted, len(devices)
+    if key not in _jitted:
+        shardings = {name: options[name] for name in ("in_shardings", "out_shardings")}
+        _jitted[key] = jax.jit(
+            fresh_step,
+            static_argnums=options.get("static_argnums", ()),
+            compiler_options={"xla_backend_optimization_level": 0},  # compiled in half the time
+            **jax.tree.map(on_fewer, shardings),
+        )
+    count = lambda *_: len(devices)
     # The step may ask for the number of devices: here it is that of the smaller mesh.
-    with mock.patch.multiple(jax, device_count=device_count, local_device_count=device_count):
-        args, kwargs = jax.tree.unflatten(tree, inputs)
-        static = options.get("static_argnums", ())
-        jitted = jax.jit(fresh_step, static_argnums=static, **shardings)
-        jitted = _jitted.setdefault((step, *shardings.values()), jitted)
-        text = str(jitted.trace(*args, **kwargs).jaxpr)
-        epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
-        results = []
-        for number in range(perturbed + 1):
-            leaves = [_perturb(x, epsilon, number) for x in inputs] if number else inputs
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-            arrays = [to_numpy(leaf)[0] for leaf in jax.tree.leaves(jitted(*args, **kwargs))]
-            is_float = lambda x: jax.numpy.issubdtype(x.dtype, np.floating)
-            results.append([x.astype(np.float64) if is_float(x) else x for x in arrays])
-    return epsilon, results
+    with mock.patch.multiple(jax, device_count=count, local_device_count=count):
+        return _call(_jitted[key], *call)
 
 
 def _perturb(x: Any, epsilon: float, seed: int) -> Any:
@@ -156,11 +165,12 @@ def _perturb(x: Any, epsilon: float, seed: int) -> Any:
     return (x.astype(np.float64) * (1 + signs)).astype(x.dtype)
 
 
-def _largest_element(x: Any) -> float:
+def largest_element(x: Any) -> float:
     """Return the largest absolute value of a number in an array, without NaNs and infinities."""
     import numpy as np
 
-    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+    largest = float(np.abs(x).max(initial=0))
+    return largest if math.isfinite(largest) else float(np.abs(x[np.isfinite(x)]).max(initial=0))
 
 
 def largest_difference(x: Any, y: Any) -> float:
@@ -169,8 +179,12 @@ def largest_difference(x: Any, y: Any) -> float:
 
     if x.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(x, y) else math.inf
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        if x.dtype == y.dtype == np.float32:  # the usual case, in a third of the time
+            largest = float(np.abs(x - y).max(initial=0))
+            if math.isfinite(largest):
+                return largest
+        x, y = x.astype(np.float64), y.astype(np.float64)
         difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
     return float(np.nan_to_num(difference, nan=math.inf).max(initial=0.0))
 
@@ -184,36 +198,33 @@ def _compare_with_pmap(
 ) -> None:
     """Raise Difference if a result of the step differs by more than its bound from pmap's."""
     if len(old_results) != len(results):
-        raise Difference(f"{len(old_results)} results before, {len(results)} after")
-    text, reason = "", ""
+        raise Difference(f"{len(old_results)} results before, {len(results)} after", "")
+    texts: list[str] = []
+    reasons: list[str] = []
     for old, new, bound in zip(old_results, results, bounds, strict=True):
-        before = old.array
-        if before.shape != new.shape:
-            rows = [row for row in before if before.shape[1:] == new.shape]
-            if any(row.tobytes() != rows[0].tobytes() for row in rows):
-                reason = reason or "the copies of its results differ"
-                text = text or f"result{old.path}: it differs from device to device"
-            before = rows[0] if rows else before.reshape(new.shape)
-        if (difference := largest_difference(before, new)) > bound:
-            factors = [*_factors(before, new, inputs)]
+        before = old.load()
+        if before.shape != new.shape == before.shape[1:]:  # stacked copies
+            if len({*old.rows}) > 1:
+                texts.append(f"result{old.path}: it differs from device to device")
+                reasons.append("the copies of its results differ")
+            before = before[0]
+        before = before.reshape(new.shape)
+        difference = largest_difference(before, new)
+        if difference > bound:
+            ratios = [*median_ratios(before, new, inputs)]
             # Off by the number of devices: the step mixed up a local and a global reduction.
-            by_devices = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]
-            if by_devices and not reason:
-                reason = (
-                    "a sum over the local batch under pmean"
-                    if by_devices[0] > 1
-                    else "a mean over the local batch under psum"
-                )
-            factor = f", {(by_devices or factors)[0]:.4g} times what it was" if factors else ""
-            text = text or (
-                f"result{old.path}: values differ by up to {difference:.3g}{factor}; "
-                f"{bound:.2g} is rounding"
-            )
-    if text:
-        raise Difference(text, reason)
+            by_devices = [r for r in ratios if abs(max(r, 1 / r) / devices - 1) < _RATIO]
+            if by_devices:
+                local, across = ("sum", "pmean") if by_devices[0] > 1 else ("mean", "psum")
+                reasons.append(f"a {local} over the local batch under {across}")
+            factor = f", {(by_devices or ratios)[0]:.4g} times what it was" if ratios else ""
+            differs = f"result{old.path}: values differ by up to {difference:.3g}{factor}"
+            texts.append(f"{differs}; {bound:.2g} is rounding")
+    if texts:
+        raise Difference(texts[0], reasons[0] if reasons else "")
 
 
-def _factors(before: Any, after: Any, inputs: Sequence[Any]) -> Iterator[float]:
+def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterator[float]:
     """Yield the median ratio of two results, and of what they add to each argument of their shape.
 
     The second shows a wrong factor in an update, as in `w - 0.1 * gradient`.

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,11 +19,8 @@ def start(
     mapped: str,
     old: Mapping[str, str],
     library: str = "",
-    records: str = "",
+    record: Mapping[str, Any] | None = None,
     ran: str = "",
-    tree: str = "",
-    written: Mapping[str, Sequence[int]] | None = None,
-    replayed: str = "",
     explain: str = "",
 ) -> None:
     """Install the hooks for one process.
@@ -32,11 +29,8 @@ def start(
       mapped: the path of the vendored module.
       old: by a name that newer jax removed, the one that takes its place.
       library: the folder of jax_dist, whose pmap replaces jax.pmap; "": it stays.
-      records: the folder for the records of mapped calls; "": none are kept.
+      record: the arguments of `calls.Recorder`; None: no call is recorded.
       ran: the file that gets the lines of markers that the program reaches; "": there are none.
-      tree: the program's folder; calls are named by the files in it.
-      written: by path in the tree, the lines that a migration wrote.
-      replayed: the records of the old program, for replays of written steps; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
     """
     hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -47,8 +41,8 @@ def start(
     old_names.install(at_import, old, mapped)
     if library:
         at_import("jax", lambda jax: _use_library(jax, library, explain))
-    if records:
-        calls.Recorder(records, tree, written or {}, replayed).install(at_import)
+    if record:
+        calls.Recorder(**record).install(at_import)
     if ran:
         builtins.__ran__ = _make_marker(ran)  # type: ignore[attr-defined] # of marked texts
     if not library:
@@ -115,16 +109,17 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
     """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
-    seen: set[tuple[str, int]] = set()
 
-    def note_line(path: str, line: int, value: Any) -> Any:
-        if (path, line) not in seen:
-            seen.add((path, line))
-            with open(records, "a", encoding="utf-8") as file:
-                file.write(f"{line} {path}\n")
+    @functools.cache
+    def note_line(path: str, line: int) -> None:
+        with open(records, "a", encoding="utf-8") as file:
+            file.write(f"{line} {path}\n")
+
+    def ran(path: str, line: int, value: Any) -> Any:
+        note_line(path, line)
         return value
 
-    return note_line
+    return ran
 
 
 class _Finder(importlib.abc.MetaPathFinder):
