@@ -229,6 +229,15 @@ def test_plain_is_what_jax_types_as_its_operands():
     assert wrong == _TYPED_AS_EQUAL
 
 
+@pytest.mark.parametrize("name", ["tanh", "sort", "reduce_max"])
+def test_of_a_primitive_without_a_record_nothing_is_known(name, monkeypatch):
+    (eqn, *_) = samples()[name]
+    monkeypatch.delitem(RECORDS, name)
+
+    record = interpreter.record_of(eqn)
+    assert (record.kind, record.elementwise) == ("opaque", False)
+
+
 # --- JAX's own rules
 
 _MESH = AbstractMesh((2,), ("devices",))

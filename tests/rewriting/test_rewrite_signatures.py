@@ -280,3 +280,13 @@ def test_a_capture_of_a_pmap_inside_is_warned_of_once():
 
     (text,) = _heard(lambda: rewrite(lambda x: inner(x))(_X))
     assert "They are arguments of the program now" in text
+
+
+def test_a_trace_that_fails_is_made_again():
+    fails = [RuntimeError("not now"), RuntimeError("not now"), mock.DEFAULT]
+    fun = mock.Mock(side_effect=fails, wraps=lambda x: x + 1)
+    rewritten = rewrite(lambda x: fun(x))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not now"):
+            rewritten(_X)
+    np.testing.assert_allclose(rewritten(_X), _X + 1, rtol=1e-6)
