@@ -1,4 +1,4 @@
-"""The user's code: a call that a guard has stopped, where a function is defined, warnings."""
+"""What messages say of the user's code: the call on the stack, its line and arguments."""
 
 import contextlib
 import functools

@@ -21,8 +21,8 @@ from jax_dist.errors import ArgumentError
 
 _SEEDS = 6  # runs with perturbed inputs
 _ULPS = 4.0  # by which an input is perturbed, at most
-_SAFETY = 8.0  # the tolerance is this many times the largest effect of the perturbation ...
-_ROUNDING = 16.0  # ... and this many units in the last place of the largest element
+_SAFETY = 8.0  # the tolerance of a float is this many times the largest effect of a perturbation
+_ROUNDING = 16.0  # and this many units in its last place, and one in that of the largest element
 
 
 class ResultComparison(NamedTuple):
@@ -189,7 +189,7 @@ class _Program(NamedTuple):
             axes: Sequence[int | None] = [None] * len(leaves)
         elif axis_name is not None:
             axes = spread_in_axes(in_axes, args, {}, name)
-        else:
+        else:  # a mapped function
             step = MappedStep.find(fun, args, {})
             run = lambda leaves, mesh: step.call.run(leaves)
             axes, axis_name, make_argument = step.axes, step.options.mesh_axis, _join_slices

@@ -1,7 +1,8 @@
 """Training steps taken out of programs, to be mapped again over the devices of other machines.
 
 A step is a function under pmap with the types of its arguments. It is traced and lowered, and never
-runs.
+runs. `find_step` runs a program and watches its calls of `jax.pmap` and `jax_dist.pmap`;
+`MappedStep.find` traces one function up to the pmap in it.
 """
 
 import contextlib

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from typing import NamedTuple
 
+# Behind what is installed, so that the installed jax_dist is probed.
 _PROBE = "import sys; sys.path.append(sys.argv[1]); from jax_dist.doctor import probe; probe()"
 _CACHE_REMEDY = "Set JAX_DIST_CACHE_DIR to a directory that only you can write to."
 _DEVICE_REMEDY = "JAX_PLATFORMS=cpu starts without accelerators."

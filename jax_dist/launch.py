@@ -194,7 +194,10 @@ class _Job:
             self._stop("failed", (self.grace, signal.SIGTERM))
 
     def _failure_order(self, rank: _Rank) -> tuple[int, int]:
-        """Return a sort key for ranks that were seen to fail together: first the likely cause."""
+        """Return a sort key for ranks that were seen to fail together: first the likely cause.
+
+        First those that a signal killed, then by the times of their notes, last what JAX aborted.
+        """
         assert rank.code is not None
         if rank.code == -signal.SIGABRT:  # JAX aborts a rank because of another one
             return 2, 0

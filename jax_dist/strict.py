@@ -231,7 +231,7 @@ jax.monitoring.register_scalar_listener(_on_event)
 
 def _forget_warnings() -> None:
     """Have Python forget of which programs JAX has warned, so that it warns again."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # its end makes every module's list of shown warnings invalid
         pass
 
 

@@ -68,6 +68,7 @@ def initialize() -> None:
     def record(module: Any, devices: Any, options: Any, key: str) -> None:
         """Write down a program: its MLIR module, array of devices, compile options, cache key."""
         nonlocal user_cache
+        # JAX opens its cache after this, so that this program, too, goes to the private one.
         cache = _compat.config_value("jax_compilation_cache_dir")
         jax.config.update("jax_compilation_cache_dir", private_cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

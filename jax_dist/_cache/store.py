@@ -22,7 +22,7 @@ class Store:
     def __init__(self, directory: pathlib.Path, max_size: int | None = None) -> None:
         self.path = self._path = directory  # JAX logs `_path`
         self._max_size = max_size
-        self._loaded: set[str] = set()  # keys with an entry, even if it could not be read
+        self._seen: set[str] = set()  # keys that had an entry, perhaps one that cannot be read
         self._errors: dict[str, str] = {}  # by key, why its entry could not be written
         self._warnings: set[str | None] = set()  # errors that were logged
 
@@ -39,14 +39,14 @@ class Store:
         except OSError as error:
             self._warn("read", path, error)
             data = b""
-        self._loaded.add(key)
+        self._seen.add(key)
         return data or None
 
     def put(self, key: str, value: bytes) -> None:
         """Write the serialized program of a key, unless another process has done so since `get`."""
         path = self._entry(key)
         # JAX compiles a program that it has loaded only if the entry is damaged: it is replaced.
-        if key not in self._loaded and path.is_file():
+        if key not in self._seen and path.is_file():
             return
         try:
             if self._max_size is not None:

@@ -167,7 +167,7 @@ class _Migrate:
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
-        """Migrate the files again, with another form at some places, given by (path, line)."""
+        """Migrate the files again, with the form that a place, (path, line), has to go back to."""
         back: dict[str, dict[int, Any]] = {}
         for (path, line), form in places.items():
             back.setdefault(path, {})[line] = form

@@ -168,12 +168,9 @@ def test_many_differences_are_cut():
 
 def test_the_store_does_not_grow():
     job = Job([0, 1])
-    sizes = []
     for _ in range(5):
         job.compare({0: ("at", 1), 1: ("at", 1)})
-        sizes.append(len(job.service.values))
-
-    assert sizes == [2] * 5
+        assert len(job.service.values) == 2
 
 
 def test_one_process_agrees_with_itself():
