@@ -159,10 +159,11 @@ class CaptureFinder:
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the program with some of its arrays as its first inputs, and what these inputs are.
 
-    They are the arrays; of random keys, their data: a compiled program of JAX can hold data of a
-    key among its constants, and no key. The program is a new object even if there are no arrays, as
-    a cache may hold it by the old one, weakly.
+    Of random keys, that is their data: a compiled program of JAX can hold no key as a constant. The
+    program is always a new object, as a cache may hold it by the old one, weakly.
     """
+    if not arrays:
+        return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts), []
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):
@@ -176,8 +177,7 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr,
         return evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    traced = jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
-    return traced, data
+    return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :]), data
 
 
 class _Lifting:

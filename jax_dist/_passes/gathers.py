@@ -58,9 +58,9 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    gathering = {id(eqn) for eqn in equations(jaxpr) if holds(eqn, _is_gather)}
-    if not gathering:
+    if not any(map(_is_gather, equations(jaxpr))):
         return PassPlan(None)
+    gathering = {id(eqn) for eqn in equations(jaxpr) if holds(eqn, _is_gather)}
     walk = _Walk(gathering, exact=exact)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.

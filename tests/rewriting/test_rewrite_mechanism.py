@@ -21,6 +21,7 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 
 import jax_dist
 from jax_dist import rewrite
+from jax_dist._passes import rebind
 from jax_dist._passes.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
 
@@ -327,6 +328,21 @@ def test_names_and_source_lines_stay():
 
 
 # ---- the wrapper
+
+
+@pytest.mark.parametrize(
+    "around",
+    [jax.checkpoint, lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, length=1)[0]],
+)
+def test_a_body_that_is_traced_again_may_come_to_hold_arrays(around):
+    table = jnp.arange(3.0)
+    replace_sin = lambda eqn, values: [values[0] * table]
+    handler_of = lambda eqn: replace_sin if eqn.primitive.name == "sin" else None
+    x = jnp.ones(3)
+
+    (result,) = rebind.evaluate(jax.make_jaxpr(around(jnp.sin))(x), [x], handler_of)
+
+    np.testing.assert_array_equal(result, table)
 
 
 def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
