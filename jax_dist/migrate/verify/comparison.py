@@ -187,10 +187,8 @@ class _ProcessComparison:
         replay = None if new is None else new.replay
         if replay and replay["text"] and not verdict.difference:
             # A replay starts from the arguments of the old run: no earlier call is the cause.
-            verdict.difference, verdict.reason = (
-                f"call {number + 1}, {replay['text']}",
-                replay["reason"],
-            )
+            verdict.difference = f"call {number + 1}, {replay['text']}"
+            verdict.reason = replay["reason"]
         elif replay and not replay["text"]:
             verdict.replays += 1
             self._epsilon, self._tolerances[place] = replay["epsilon"], replay["tolerances"]

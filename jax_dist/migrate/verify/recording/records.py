@@ -51,10 +51,12 @@ class RecordWriter:
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True)
-        self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115 - to the end
+        # Both stay open until the process ends, however it does.
+        self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115
         self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
-        # By id: an array that was described already, and its description without a path.
-        self._known: dict[int, tuple[Any, dict[str, Any]]] = {}
+        # By id: an array that was described already, its description without a path, and whether
+        # all of it was to be written.
+        self._known: dict[int, tuple[Any, dict[str, Any], bool]] = {}
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write one call, whose arrays were described before."""
@@ -74,11 +76,11 @@ class RecordWriter:
         numbers = jax.Array | np.ndarray | np.generic | int | float | complex | bool
         leaves: list[dict[str, Any]] = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            known, fields = self._known.get(id(leaf), (lambda: None, {}))
+            known, fields, kept_all = self._known.get(id(leaf), (lambda: None, {}, False))
             if not isinstance(leaf, numbers):
                 dtype, text = type(leaf).__name__, repr(leaf)[:200]
                 fields = {"dtype": dtype, "text": dtype if " at 0x" in text else text}
-            elif keep_all or known() is not leaf:
+            elif known() is not leaf or (keep_all and not kept_all):
                 array, copies = to_numpy(leaf)
                 dtype = getattr(leaf, "dtype", type(leaf).__name__)
                 if is_argument and not array.dtype.hasobject:  # as jit takes it
@@ -87,7 +89,7 @@ class RecordWriter:
                 fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
                 fields["copies"] = _digests(copies)
                 if isinstance(leaf, jax.Array):  # its elements never change
-                    self._known[id(leaf)] = weakref.ref(leaf), fields
+                    self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
             leaves.append({"path": jax.tree_util.keystr(path), **fields})
         self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
         return leaves
