@@ -37,10 +37,11 @@ def _watch(rank: int, ranks: int) -> None:
     while True:
         time.sleep(_PERIOD)
         position, seconds = _find_wait(), time.process_time()
+        was_waiting = periods >= _WAITING
         is_same_wait = position is not None and position == last_position
         periods = periods + 1 if is_same_wait and seconds - last_seconds < _IDLE else 0
         last_position, last_seconds = position, seconds
-        if periods in (0, _WAITING):
+        if periods == _WAITING or (was_waiting and periods == 0):
             launch.note("waiting", rank, holds=periods > 0)
         if periods >= _STUCK:
             _end_if_all_wait(rank, ranks)
