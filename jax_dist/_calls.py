@@ -1,4 +1,4 @@
-"""What messages say of the user's code: the call on the stack, its line and arguments."""
+"""Facts about the user's code for messages: the call on the stack, its line and arguments."""
 
 import contextlib
 import functools

@@ -83,7 +83,7 @@ class Program:
 
 
 class RewrittenProgram:
-    """What calls of a rewritten function share: `front` asks `_call_anew` about new signatures."""
+    """State of a rewritten function: `front` asks `_call_anew` about new signatures."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun

@@ -88,7 +88,7 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        """What runs the plan; XLA shards regions over the model axes that the state uses."""
+        """Emitter of the plan; XLA shards regions over the model axes that the state uses."""
         axes, reorders = self.setting.axes, self.setting.reorders
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
         axes_of_state = frozenset().union(*map(cut_along, specs))

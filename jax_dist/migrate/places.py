@@ -34,7 +34,7 @@ class Place:
     is_mapped: bool = False  # it maps a function: it is no import, alias or placement of arrays
 
     @classmethod
-    def of_node(
+    def make(
         cls, module: Module, node: ast.AST, code: Code, status: Status = "done", **fields: Any
     ) -> "Place":
         """Return the place of an AST node; `fields` are more of it, as `form="shard_map"`."""
@@ -92,11 +92,11 @@ class PlannedPlace:
     fix: Fix | None = None
 
     @classmethod
-    def left(cls, module: Module, node: ast.expr, error: CannotMigrate) -> "PlannedPlace":
+    def leave(cls, module: Module, node: ast.expr, error: CannotMigrate) -> "PlannedPlace":
         """Return the place of a pmap that stays as it is, with the reason that `error` gives."""
         reason, by_hand = error.reason, error.by_hand
         code = _codes.PMAP_CALL
-        return cls(Place.of_node(module, node, code, "left", reason=reason, by_hand=by_hand))
+        return cls(Place.make(module, node, code, "left", reason=reason, by_hand=by_hand))
 
 
 def unparsed_cells(source: Source) -> Iterator[Place]:

@@ -63,11 +63,11 @@ class Renames:
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
             by_hand = "Take it out of the string, then migrate again."
             error = CannotMigrate("pmap is inside an f-string", by_hand)
-            return PlannedPlace.left(module, reference, error)
+            return PlannedPlace.leave(module, reference, error)
         fix = self._fix_reference(reference)
         reason = "an alias, which changes where it is defined" if fix is None else ""
         fields = {"reason": reason, "form": self._target, "is_mapped": site.is_application}
-        return PlannedPlace(Place.of_node(module, reference, _codes.PMAP_CALL, **fields), fix)
+        return PlannedPlace(Place.make(module, reference, _codes.PMAP_CALL, **fields), fix)
 
     def _fix_reference(self, reference: ast.expr) -> Fix | None:
         """Return the fix of `jax.pmap` or of the import of `pmap`; None for a read of an alias."""
@@ -100,7 +100,7 @@ class Renames:
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
                 code, form = _codes.REMOVED_DEVICE_PUT, self._target
-                place = Place.of_node(self._module, node, code, form=form)
+                place = Place.make(self._module, node, code, form=form)
                 yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
@@ -131,12 +131,12 @@ class Renames:
         for name, (function, instead) in OF_LIBRARIES.items():
             for node in self._module.uses(name):
                 if self._target == "jax_dist":
-                    place = Place.of_node(self._module, node, _codes.PMAP_CALL, form=self._target)
+                    place = Place.make(self._module, node, _codes.PMAP_CALL, form=self._target)
                     yield PlannedPlace(place, self._rename(node, function))
                 else:
                     reason = f"{name} maps functions of modules, and plain JAX has no such function"
                     by_hand = f"Use {instead}, or migrate with --to jax_dist."
-                    yield PlannedPlace.left(self._module, node, CannotMigrate(reason, by_hand))
+                    yield PlannedPlace.leave(self._module, node, CannotMigrate(reason, by_hand))
 
 
 def places_of_rules(

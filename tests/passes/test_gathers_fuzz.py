@@ -50,7 +50,7 @@ def run_all(
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", IN_EVERY_RUN[::BATCH])
 def test_programs_keep_their_values(first: int):
-    """What overflows, or is no number, must do so before and after."""
+    """Overflows and NaNs, too, must be the same before and after."""
     seeds = range(first, first + BATCH)
     actual, wanted = (run_all(seeds, change, every=5) for change in (rewritten_leaves, leaves_of))
     for seed, *both in zip(seeds, actual, wanted, strict=True):

@@ -24,7 +24,7 @@ _TO_HOST = frozenset(("jax.device_get", "numpy.array", "numpy.asarray"))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AxisChange:
-    """What an expression does to the device axis of an operand `x`.
+    """Change of the device axis of an operand `x` by an expression.
 
     `replicate(x)` adds the axis (Kind.REPLICATED), `unreplicate(x)` removes it (Kind.ONE), and
     `jnp.asarray(x)` keeps it (None).
@@ -57,7 +57,7 @@ class AxisChanges:
         change = self._change_of(node)
         return change if change is not None and change.kind is Kind.ONE else None
 
-    def kept_operand(self, node: ast.AST | None) -> ast.expr | None:
+    def find_kept_operand(self, node: ast.AST | None) -> ast.expr | None:
         """Return `x` of `jnp.asarray(x)`, which keeps the device axis on the devices; else None."""
         change = self._change_of(node)
         return change.operand if change and change.kind is None and not change.to_host else None

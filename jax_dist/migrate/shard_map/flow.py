@@ -1,4 +1,4 @@
-"""How a file hands on values: calls and their arguments, containers, and reads of lists."""
+"""Flow of values in a file: calls and their arguments, containers, and reads of lists."""
 
 import ast
 from collections.abc import Iterator
@@ -166,5 +166,6 @@ def receiving_call(module: Module, node: ast.expr) -> tuple[ast.Call | None, ast
     call = module.parent(argument)
     if isinstance(call, ast.keyword):
         call = module.parent(call)
-    is_call = isinstance(call, ast.Call) and call.func is not argument
-    return call if is_call else None, argument  # type: ignore[return-value] # a call
+    if isinstance(call, ast.Call) and call.func is not argument:
+        return call, argument
+    return None, argument

@@ -19,7 +19,7 @@ _MAX_UNKNOWN_READS = 6  # that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
-    """How the new program holds an array on the devices."""
+    """Layout of an array on the devices in the new program."""
 
     REPLICATED = "replicated"  # P(): each device has all of it
     SHARDED = "sharded"  # P(axis): each device has some rows of a batch

@@ -92,14 +92,14 @@ class Placements:
 
         If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
         """
-        text, placed = self._module.text(argument), self._placed(mapped, position, argument)
+        text, placed = self._module.text(argument), self._make_placement(mapped, position, argument)
         if placed is None or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
 
-    def _placed(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
+    def _make_placement(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
         """Return the call that places an argument on the mesh; None if it needs none here.
 
         The argument is `x`, or a call such as `shard(x)` or `replicate(x)`, a `change`, which gave

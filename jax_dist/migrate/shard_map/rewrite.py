@@ -60,7 +60,7 @@ def rewrite(
         form = "jit" if mapped in plan.reductions else "shard_map"
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
         fields = {"reason": reason, "form": form, "is_mapped": True}
-        place = Place.of_node(module, reference, _codes.PMAP_CALL, **fields)
+        place = Place.make(module, reference, _codes.PMAP_CALL, **fields)
         places.append(PlannedPlace(place))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
@@ -82,12 +82,12 @@ def _make_plan(
             try:
                 mapped_functions.append(mappings.read_mapped_function(module, site))
             except CannotMigrate as error:
-                left.append(PlannedPlace.left(module, site.reference, error))
+                left.append(PlannedPlace.leave(module, site.reference, error))
 
     def leave(functions: Sequence[Pmapped], error: CannotMigrate) -> None:
         for mapped in functions:
             mapped_functions.remove(mapped)
-            left.append(PlannedPlace.left(module, mapped.site.reference, error))
+            left.append(PlannedPlace.leave(module, mapped.site.reference, error))
 
     leave(_find_entangled(module, mapped_functions), _ENTANGLED)
     changes = AxisChanges(module, project)

@@ -119,7 +119,7 @@ class Variables:
 
         `(x, None)` for `x = value`, whose `x` gets all of it.
         """
-        value = self._outermost_kept(value)
+        value = self._find_outermost(value)
         parent = self._module.parent(value)
         if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not value:
             return
@@ -140,10 +140,11 @@ class Variables:
             node = node.value
         return node
 
-    def _outermost_kept(self, value: ast.expr) -> ast.expr:
+    def _find_outermost(self, value: ast.expr) -> ast.expr:
         """Return the call around, as `jnp.asarray(value)`, that keeps the device axis, if any."""
-        while self.changes.kept_operand(parent := self._module.parent(value)) is value:
-            value = parent  # type: ignore[assignment] # only a call keeps its operand's axis
+        call = self._module.parent(value)
+        while isinstance(call, ast.expr) and self.changes.find_kept_operand(call) is value:
+            value, call = call, self._module.parent(call)
         return value
 
     # --- keys
@@ -173,7 +174,7 @@ class Variables:
             self._add_key(key, getattr(node, "id", ""))
             self._join(keys[0], key)
 
-    def _add_key(self, key: Hashable, name: str) -> None:
+    def _add_key(self, key: Any, name: str) -> None:
         """Add the variable of a key with its definitions and uses; `name` is what a node binds."""
         if key in self._by_key:
             return
@@ -185,7 +186,7 @@ class Variables:
             for read in module.self_attributes(key.owner, key.name, ast.Load):
                 self._add_use(key, read)
             return
-        lookup = module.scope(key).lookup(name)  # type: ignore[arg-type] # a node
+        lookup = module.scope(key).lookup(name)
         if lookup is None:
             return
         scope, bindings = lookup
@@ -289,7 +290,7 @@ class Variables:
         that can be followed, return the value as it was.
         """
         inner = value
-        while (operand := self.changes.kept_operand(inner)) is not None:
+        while (operand := self.changes.find_kept_operand(inner)) is not None:
             inner = operand
         if index is not None and isinstance(inner, ast.Name):
             inner = self._module.value(inner) or inner
@@ -312,7 +313,7 @@ class Variables:
     def _add_use(self, key: Hashable, read: ast.expr) -> None:
         """Add the use of a variable by one read, or join the variable with what it is handed to."""
         module, part = self._module, self._part_read(read)
-        use, (call, _) = self._known_use(part), flow.receiving_call(module, part)
+        use, (call, _) = self._find_known_use(part), flow.receiving_call(module, part)
         if use is None and call is not None and flow.only_waits(module, call):
             return
         if use is None and part is not read:  # see `_join_fields_of_arguments`
@@ -341,7 +342,7 @@ class Variables:
                     return part
             part = outer
 
-    def _known_use(self, part: ast.expr) -> Use | None:
+    def _find_known_use(self, part: ast.expr) -> Use | None:
         """Return the use of `x` in `mapped_function(x)` or `unreplicate(x)`; None for others."""
         match self._module.parent(part):
             case ast.Subscript(value=value, slice=ast.Constant(value=0)) as item if value is part:
@@ -359,7 +360,7 @@ class Variables:
 
     def _join_receivers(self, key: Hashable, read: ast.expr) -> bool:
         """Join `x` with what a read hands it to: `y = x`, `f(x)`, `return x`; False if unknown."""
-        module, value, index = self._module, self._outermost_kept(read), None
+        module, value, index = self._module, self._find_outermost(read), None
         outer = module.parent(value)
         if isinstance(outer, ast.Tuple):
             value, index = outer, outer.elts.index(value)
