@@ -174,7 +174,7 @@ def test_a_reduction_stays_where_a_step_of_shard_map_needs_it():
     assert one is not None
     assert [place.form for place in both.places] == ["jit", "jit"]
     assert [place.reason.partition(": ")[2] for place in one.places] == [
-        "another mapped function shares its reductions",
+        "another mapped function shares its reductions or keys",
         "it differs",
     ]
     assert b"pmean" in one.after

@@ -4,6 +4,7 @@ import ast
 from typing import Any
 
 from jax_dist.lint.findings import Edit
+from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.review import is_read
 from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.layouts import Layout
@@ -93,6 +94,9 @@ class Placements:
         If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
         """
         text, placed = self._module.text(argument), self._make_placement(mapped, position, argument)
+        change = self._changes.find(argument)
+        if mapped in self._plan.reductions and change is not None and change.kind is Kind.KEYS:
+            return self._module.text(change.operand)
         if placed is None or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
@@ -188,6 +192,8 @@ class Placements:
                 self._replaced.add(node)
                 call = self._put_replicated(node, mapped, HOLE)
                 self._writer.wrap(node, call, definition.operand)
+            case Layout.REPLICATED, "keys":  # `keys = split(key, n)` becomes `keys = key`
+                self._edit_unreplicate(Use("unreplicate", node, definition.operand))
             case Layout.REPLICATED, "unknown":
                 self._replaced.add(node)
                 self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None

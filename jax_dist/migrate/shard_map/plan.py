@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
@@ -13,7 +14,7 @@ from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.text import Mesh, Writer
-from jax_dist.migrate.shard_map.variables import Variables
+from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,31 +45,65 @@ class Plan:
             line = module.source.position(module.span(mapped.site.reference)[0]).line
             try:
                 if line in shard_map_lines:
-                    reason = shard_map_lines[line] or global_steps.why_it_differs(module, mapped)
-                    raise CannotMigrate(reason)
-                if any(self.stacked_parameters(mapped).values()):
+                    reason = "keys per device" if self._keys(mapped) else ""
+                    reason = reason or global_steps.why_it_differs(module, mapped)
+                    raise CannotMigrate(shard_map_lines[line] or reason)
+                if not all(map(self._is_split_here, self._keys(mapped).values())):
                     raise CannotMigrate("keys per device")
                 arguments = module, mapped, self.layouts, self.axis(mapped)
                 self.reductions[mapped] = global_steps.reductions(*arguments)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
-        self._give_up_shared_reductions()
+        self._give_up_shared_parts()
+        for mapped in self.reductions:  # one key for the whole batch; a run decides whether it may
+            for position, nodes in self._keys(mapped).items():
+                self.layouts.arguments[mapped, position] = Layout.REPLICATED
+                for variable in filter(None, map(self.variables.find, nodes)):
+                    self.layouts.of_variable[variable] = Layout.REPLICATED
 
-    def _give_up_shared_reductions(self) -> None:
-        """Give up plain jit for functions that share a helper with a shard_map function.
+    def _give_up_shared_parts(self) -> None:
+        """Give up plain jit for functions that share a helper or keys with a shard_map function.
 
         The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         """
         while True:  # each function that is given up needs its own reductions
             others = [x for x in self.mapped_functions if x not in self.reductions]
-            kept = {node for x in others for node in global_steps.nodes_of(self.module, x)}
-            shared = [x for x, calls in self.reductions.items() if not kept.isdisjoint(calls)]
+            kept: set[Any] = set()
+            for mapped in others:
+                kept.update(global_steps.nodes_of(self.module, mapped), self._key_variables(mapped))
+            shared = [
+                mapped
+                for mapped, calls in self.reductions.items()
+                if not kept.isdisjoint([*calls, *self._key_variables(mapped)])
+            ]
             if not shared:
                 return
-            remark = "not jit alone: another mapped function shares its reductions"
+            remark = "not jit alone: another mapped function shares its reductions or keys"
             for mapped in shared:
                 del self.reductions[mapped]
                 self.remarks[mapped] = remark
+
+    def _keys(self, mapped: Pmapped) -> dict[int, list[ast.expr]]:
+        """Return the arguments that hold a key for each device, one for each call, by position."""
+        stacked = self.stacked_parameters(mapped)
+        return {
+            position: [mapped.arguments(call)[position] for call in mapped.calls]
+            for position, name in enumerate(mapped.parameters)
+            if stacked.get(name)
+        }
+
+    def _key_variables(self, mapped: Pmapped) -> list[Variable]:
+        """Return the variables that hold a key for each device."""
+        nodes = itertools.chain(*self._keys(mapped).values())
+        return [*filter(None, map(self.variables.find, nodes))]
+
+    def _is_split_here(self, nodes: Sequence[ast.expr]) -> bool:
+        """Return whether keys come from `split(key, n)` in view, and go to mapped functions only."""
+        variables = filter(None, map(self.variables.find, nodes))
+        return all(
+            variable.kinds() == {"keys"} and {use.kind for use in variable.uses} <= {"argument"}
+            for variable in variables
+        )
 
     # --- code of meshes and shardings
 

@@ -31,6 +31,11 @@ class Leaf(NamedTuple):
     # Returns the NumPy array, or a corner if it was too large; None if it is no array.
     load: Callable[[], Any] = lambda: None
 
+    @property
+    def is_keys(self) -> bool:
+        """Return whether it may be the data of random keys, `[devices, 2]`; 4 words with rbg."""
+        return self.dtype == "uint32" and len(self.shape) == 2 and self.shape[1] in (2, 4)
+
 
 class Call(NamedTuple):
     """One recorded call of a mapped function."""
