@@ -71,6 +71,7 @@ def _shapes_devices(module: Module, change: _Stacking) -> bool:
 
 _DIRECT = {
     "jax.device_put_replicated": Kind.REPLICATED,
+    "orbax.checkpoint.utils.fully_replicated_host_local_array_to_global_array": Kind.ONE,
     **dict.fromkeys(REPLICATE, Kind.REPLICATED),
     **dict.fromkeys(UNREPLICATE, Kind.ONE),
     **dict.fromkeys(SHARD, Kind.SPLIT),

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.lint.model import functions
+from jax_dist.lint.model import functions, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import Plan
@@ -131,7 +131,7 @@ class FunctionWriter:
         ]
         if trees := [name for name, is_key in parameters.items() if not is_key]:
             lines.append(map_leaves("0", trees))
-        call = self._call_of(mapped, fun)
+        call = self._lambda_body(mapped) or self._call_of(mapped, fun)
         if all(results):
             lines.append(("return ", Call(tree_map, ["lambda x: x[None]", call])))
         elif any(results):
@@ -145,11 +145,19 @@ class FunctionWriter:
         self._writer.define(at, name, mapped.parameters, lines)
         return name
 
-    def _pass_by_position(self, mapped: Pmapped, fun: str) -> str:
+    def _pass_by_position(self, mapped: Pmapped, fun: str) -> Expression:
         """Return `fun`, or `lambda x, rng: fun(x, rng=rng)` if it takes arguments by name only."""
         if not mapped.keyword_only:
             return fun
-        return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun)}"
+        call = self._call_of(mapped, fun)
+        return Call(f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments)
+
+    def _lambda_body(self, mapped: Pmapped) -> str:
+        """Return `f(x)` of `pmap(lambda x: f(x))`, if the calls give `x` by position; else ""."""
+        fun = mapped.site.fun
+        names = [x.arg for x in scopes.parameters(fun.args)] if isinstance(fun, ast.Lambda) else []
+        text = self._module.text(fun.body) if names == [*mapped.parameters] else ""
+        return "" if "\n" in text else text
 
     def _call_of(self, mapped: Pmapped, fun: str) -> Call:
         """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`."""

@@ -26,22 +26,27 @@ _REASONS = {
 
 def reductions(
     module: Module, mapped: Pmapped, layouts: Layouts, axis: str
-) -> dict[ast.Call, ast.expr]:
+) -> dict[ast.AST, ast.expr | None]:
     """Return the calls `pmean(x, axis)` and `psum(x, axis)` that a jit drops, with their `x`.
 
-    Raises CannotMigrate if the step needs shard_map. `axis` is the code of the axis's name, such as
+    It also drops the argument `axis_name=axis` of other calls, which has no `x`: None. Raises
+    CannotMigrate if the step needs shard_map. `axis` is the code of the axis's name, such as
     `"batch"` with its quotes.
     """
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if not isinstance(step, ast.FunctionDef) or not module.holds(step):
         raise CannotMigrate("its function is no def of this file")
     nodes = nodes_of(module, mapped)
-    operands: dict[ast.Call, ast.expr] = {}
+    operands: dict[ast.AST, ast.expr | None] = {}
     axis_arguments: set[ast.expr] = set()  # these go with the reductions
-    for call in nodes:
-        if isinstance(call, ast.Call) and _is_collective(module, call, axis):
-            operands[call], *rest = _reduction_arguments(module, call)
+    for node in nodes:  # a call comes before its arguments
+        if isinstance(node, ast.Call) and _is_collective(module, node, axis):
+            operands[node], *rest = _reduction_arguments(module, node)
             axis_arguments.update(rest)
+        if isinstance(node, ast.keyword) and node.value not in axis_arguments:
+            is_axis = node.arg == "axis_name" and _name_text(module, node.value) == axis
+            operands |= {node: None} if is_axis else {}
+            axis_arguments |= {node.value} if is_axis else set()
     if any(_name_text(module, node) == axis for node in nodes if node not in axis_arguments):
         raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
     results = (layouts.results[mapped, index] for index in range(mapped.result_count))

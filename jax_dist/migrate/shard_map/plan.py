@@ -25,8 +25,8 @@ class Plan:
     mapped_functions: Sequence[Pmapped]
     variables: Variables
     layouts: Layouts
-    # By function that becomes `jax.jit` alone: its calls of pmean and psum, and their operands.
-    reductions: dict[Pmapped, dict[ast.Call, ast.expr]] = dataclasses.field(default_factory=dict)
+    # By function that becomes `jax.jit` alone: what it drops, see `global_steps.reductions`.
+    reductions: dict[Pmapped, dict[Any, Any]] = dataclasses.field(default_factory=dict)
     # By function that does not: why it needs shard_map.
     remarks: dict[Pmapped, str] = dataclasses.field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class Plan:
         return [*filter(None, map(self.variables.find, nodes))]
 
     def _is_split_here(self, nodes: Sequence[ast.expr]) -> bool:
-        """Return whether keys come from `split(key, n)` in view, and go to mapped functions only."""
+        """Return whether keys come from `split(key, n)` here, for mapped functions alone."""
         variables = filter(None, map(self.variables.find, nodes))
         return all(
             variable.kinds() == {"keys"} and {use.kind for use in variable.uses} <= {"argument"}
@@ -129,10 +129,12 @@ class Plan:
 
     def sharded(self, at: ast.AST, mapped: Pmapped) -> str:
         """Return the variable of `NamedSharding(mesh, P(axis))`, for use at a node."""
-        return self.writer.sharding(self.mesh(at, mapped))
+        return self.writer.sharding(self.mesh(at, mapped), self.axis(mapped))
 
     def replicated(self, at: ast.AST, mapped: Pmapped) -> str:
-        """Return the code `NamedSharding(mesh, P())`, for use at a node."""
+        """Return the code of `NamedSharding(mesh, P())`, for use at a node; a variable for jits."""
+        if self.reductions:
+            return self.writer.sharding(self.mesh(at, mapped), "")
         name = self.writer.import_name("jax.sharding.NamedSharding", at)
         return f"{name}({self.mesh(at, mapped).variable}, {self.writer.partition_spec(at)})"
 
@@ -142,7 +144,8 @@ class Plan:
         all_devices = f"{self.writer.import_name('jax.devices', at)}()"
         if not node or not text or stacking.lists_devices(self.module, node, all_of_them=True):
             return all_devices
-        may_be_none = isinstance(node, ast.Name | ast.Attribute)
+        is_list = isinstance(self.module.value(node), ast.List | ast.ListComp)
+        may_be_none = isinstance(node, ast.Name | ast.Attribute) and not is_list
         return f"{all_devices} if {text} is None else {text}" if may_be_none else text
 
     # --- arguments and results that keep the device axis

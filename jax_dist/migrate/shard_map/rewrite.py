@@ -158,6 +158,9 @@ def _remove_reductions(plan: Plan) -> None:
     """Replace each `pmean(x, axis)` of a jitted step by `x`, and remove `x = pmean(x, axis)`."""
     reductions = {call: x for calls in plan.reductions.values() for call, x in calls.items()}
     for call, operand in reductions.items():
+        if operand is None:  # `axis_name=axis`
+            plan.writer.remove_argument(call)
+            continue
         statement = plan.module.parent(call)
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.

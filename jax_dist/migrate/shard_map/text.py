@@ -53,7 +53,8 @@ class Mesh:
     devices: str  # code, such as `jax.devices()`
     block: Any  # the function or module whose body defines it
     uses: list[ast.AST] = dataclasses.field(default_factory=list)
-    sharding: str = ""  # the variable of `NamedSharding(mesh, P(axis))`; "": none is needed
+    # By axis, code or "" for P(): the variable of `NamedSharding(mesh, P(axis))`, where needed.
+    shardings: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Writer:
@@ -125,6 +126,15 @@ class Writer:
         else:
             self.edits.append(self.module.line_edit(statement))
 
+    def remove_argument(self, keyword: Any) -> None:
+        """Remove an argument by name, which is not the only one of its call, with its comma."""
+        call: Any = self.module.parent(keyword)
+        spans = sorted(map(self.module.span, [*call.args, *call.keywords]))
+        start, end = self.module.span(keyword)
+        index = spans.index((start, end))
+        edit = Edit(spans[index - 1][1], end, "") if index else Edit(start, spans[1][0], "")
+        self.edits.append(edit)
+
     def undecorate(self, function: Any, new_name: str) -> None:
         """Remove the first decorator of a function, and rename it."""
         decorators, start = function.decorator_list, self.module.span(function)[0]
@@ -154,7 +164,7 @@ class Writer:
         if rows[0].startswith("def ") and indent:  # a blank line sets a local function apart
             line_start = start - len(indent)
             line_above = self.module.source.line_text(line_start - 1).strip()
-            if line_above and line_above[-1] != ":":
+            if line_above and line_above[-1] != ":" and line_start not in self._inserted:
                 self.insert(line_start, "\n")
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
         self.insert(start, f"{text[len(indent) :]}\n{indent}")
@@ -256,10 +266,12 @@ class Writer:
         self._meshes[key].uses.append(at)
         return self._meshes[key]
 
-    def sharding(self, mesh: Mesh) -> str:
+    def sharding(self, mesh: Mesh, axis: str) -> str:
         """Return the variable for `NamedSharding(mesh, P(axis))`, to be defined below the mesh."""
-        mesh.sharding = mesh.sharding or self.free_name("sharded", mesh.block)
-        return mesh.sharding
+        if axis not in mesh.shardings:
+            wanted = "sharded" if axis else "replicated"
+            mesh.shardings[axis] = self.free_name(wanted, mesh.block)
+        return mesh.shardings[axis]
 
     def define_meshes(self) -> None:
         """Insert `mesh = Mesh(devices, (axis,))` above the first statement that uses each mesh."""
@@ -272,10 +284,10 @@ class Writer:
             indent = indentation(line)
             call = Call(self.import_name(_MESH, first), [mesh.devices, f"({mesh.axis},)"])
             rows = [self.assignment(mesh.variable, call, len(indent), indent)]
-            if mesh.sharding:
+            for axis, variable in sorted(mesh.shardings.items()):
                 named = self.import_name("jax.sharding.NamedSharding", first)
-                spec = self.partition_spec(first, mesh.axis)
-                rows.append(f"{mesh.sharding} = {named}({mesh.variable}, {spec})")
+                spec = self.partition_spec(first, axis)
+                rows.append(f"{variable} = {named}({mesh.variable}, {spec})")
             below = self._inserted.get(start, [line.strip()])[0]
             if below.startswith(("def ", "class ", "@")):
                 rows += [""] if indent else ["", ""]
