@@ -21,6 +21,10 @@ def norm(x):  # as BatchNorm does, without the name of an axis
     return x - batch_stats
 
 
+def average(x, axis_name=None):  # as the gradients of DynamicScale
+    return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+
 """
 _STEP = """\
 def {name}_step(w, x, key):
@@ -49,6 +53,17 @@ _STEPS = {
         "g = (w.astype(jnp.bfloat16) * x).mean(0)\n"
         "    return w - 0.1 * jax.lax.pmean(g.astype(jnp.float32), 'i')",
         "shared",
+        "",
+    ),
+    "axis_name": (
+        "return w - 0.1 * average((w * x).mean(0), axis_name='i')",
+        "shared",
+        "",
+    ),
+    "keys_of_no_effect": (  # as of a dropout whose rate is 0
+        "keep = jax.random.bernoulli(key, 1.0, x.shape)\n"
+        "    return w - 0.1 * jax.lax.pmean((keep * x).mean(0), 'i')",
+        "split",
         "",
     ),
     "local_sum": (

@@ -84,10 +84,6 @@ def main(w, batches, key):
     return jax_utils.unreplicate(w)
 """
 _TRAPS = {
-    "a key for each device": (
-        "return jax.lax.pmean(w + jax.random.normal(key), 'i')",
-        "keys per device",
-    ),
     "its index": (
         "return jax.lax.pmean(w + jax.lax.axis_index('i'), 'i')",
         "the step asks for its device, as for a key of its own",
@@ -113,7 +109,7 @@ _TRAPS = {
         "the step counts its devices",
     ),
     "batch norm": (
-        "return jax.lax.pmean(norm(x, axis_name='i'), 'i') + w",
+        "return jax.lax.pmean(norm(x, 'i'), 'i') + w",
         "the step hands the name of its axis on, as to batch norm",
     ),
     "a scatter": (
@@ -126,8 +122,7 @@ _TRAPS = {
 @pytest.mark.parametrize("name", _TRAPS)
 def test_a_step_that_needs_its_device_is_no_jit_alone(name: str):
     body, reason = _TRAPS[name]
-    keys = (", key", ", keys") if "key" in body else ("", "")
-    text = _STEP.format(body=body, more=keys[0], keys=keys[1]).replace("'i'", '"i"')
+    text = _STEP.format(body=body, more="", keys="").replace("'i'", '"i"')
     result = golden.migrate(_HEAD + text, "jit")
 
     assert [place.form for place in result.places] == ["shard_map"]
@@ -145,6 +140,51 @@ def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     assert "shard_map" not in after
     assert "jax_dist" not in after
     assert "return w - jax.grad(loss)(w, x)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("call", "remains"),
+    [
+        ('norm(x, axis_name="i")', "norm(x)"),
+        ('norm(axis_name="i", x=x)', "norm(x=x)"),
+    ],
+)
+def test_a_step_over_the_whole_batch_names_no_axis(call: str, remains: str):
+    text = _STEP.format(body=f'return w - jax.lax.pmean({call}, "i")', more="", keys="")
+    after = golden.migrate(_HEAD + text, "jit").after.decode()
+
+    assert f"return w - {remains}\n" in after
+
+
+_SPLIT = "jax.random.split(key, jax.local_device_count())"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "argument"),
+    [
+        ("", "", "keys"),
+        (f"    keys = {_SPLIT}\n", "", _SPLIT),
+    ],
+)
+def test_a_step_over_the_whole_batch_takes_one_key(old: str, new: str, argument: str):
+    body = 'return w - jax.lax.pmean(loss(w, x, key), "i")'
+    text = _STEP.format(body=body, more=", key", keys=f", {argument}").replace(old, new)
+    result = golden.migrate(_HEAD + text, "jit")
+    after = result.after.decode()
+
+    assert [place.form for place in result.places] == ["jit"]
+    assert "split" not in after
+    assert "in_shardings=(replicated, sharded, replicated)," in after
+    assert ("    keys = key\n" in after) == (argument == "keys")
+
+
+def test_keys_that_the_program_reads_itself_stay_one_for_each_device():
+    body = 'return w - jax.lax.pmean(loss(w, x, key), "i")'
+    text = _STEP.format(body=body, more=", key", keys=", keys")
+    text = text.replace("return jax_utils.unreplicate(w)", "return jax_utils.unreplicate(w), keys")
+    result = golden.migrate(_HEAD + text, "jit")
+
+    assert [place.reason for place in result.places] == ["not jit alone: keys per device"]
 
 
 @pytest.mark.parametrize(

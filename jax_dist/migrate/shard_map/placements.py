@@ -75,11 +75,9 @@ class Placements:
 
     def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
-        arguments = [
-            self._argument(mapped, position, argument, call)
-            for position, argument in enumerate(mapped.arguments(call))
-        ]
-        if all(isinstance(argument, str) for argument in arguments) and not call.keywords:
+        nodes = mapped.arguments(call)
+        arguments = [self._argument(mapped, *item, call) for item in enumerate(nodes)]
+        if arguments == [*map(self._module.text, nodes)] and not call.keywords:
             return
         function = self._module.text(call.func)
         text = self._writer.render(Call(function, arguments), call)

@@ -10,39 +10,28 @@ def train_step(state, batch, config, rate=0.1, dropout_rng=None):
         mask = jax.random.bernoulli(dropout_rng, 0.5, batch["x"].shape)
         return jnp.mean((batch["x"] * mask) @ w * config["scale"])
 
-    gradient = jax.lax.pmean(jax.grad(loss_of)(state["w"]), "batch")
-    return {"w": state["w"] - rate * gradient}, jax.lax.pmean(jnp.sum(gradient), "batch")
+    gradient = jax.grad(loss_of)(state["w"])
+    return {"w": state["w"] - rate * gradient}, jnp.sum(gradient)
 
 
 def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
-    state = jax.device_put({"w": jnp.zeros(3)}, NamedSharding(mesh, P()))
-
-    def train_step_on_device(state, batch, dropout_rng):
-        dropout_rng = dropout_rng[0]
-        return train_step(
+    state = jax.device_put({"w": jnp.zeros(3)}, replicated)
+    p_train_step = jax.jit(
+        lambda state, batch, dropout_rng: train_step(
             state,
             batch,
             dropout_rng=dropout_rng,
             config={"scale": 2.0},
             rate=0.2,
-        )
-
-    p_train_step = jax.jit(
-        jax.shard_map(
-            train_step_on_device,
-            mesh=mesh,
-            in_specs=(P(), P("batch"), P("batch")),
-            out_specs=P(),
-            check_vma=False,
         ),
+        in_shardings=(replicated, sharded, replicated),
+        out_shardings=replicated,
         donate_argnums=(0,),
     )
-    rngs = jax.make_array_from_process_local_data(
-        sharded,
-        jax.random.split(jax.random.PRNGKey(0), jax.local_device_count()),
-    )
+    rngs = jax.random.PRNGKey(0)
     for _ in range(4):
         batch = jax.make_array_from_process_local_data(
             sharded,

@@ -34,13 +34,10 @@ def save(state):
 
 def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("i"))
-    p_step = jax.jit(
-        step,
-        in_shardings=(NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
-    )
-    state = jax.device_put({"w": jnp.ones(3)}, NamedSharding(mesh, P()))
+    p_step = jax.jit(step, in_shardings=(replicated, sharded), out_shardings=replicated)
+    state = jax.device_put({"w": jnp.ones(3)}, replicated)
     batches = [np.random.default_rng(s).normal(size=(16, 3)).astype(np.float32) for s in range(3)]
     state = train_epoch(p_step, state, batches)
     return save(state), np.shape(stacked(state["w"]))

@@ -13,11 +13,12 @@ def make_update_fn(rate):
         return params - rate * grads, opt_state + 1, loss
 
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
     return jax.jit(
         update_fn,
-        in_shardings=(NamedSharding(mesh, P()), NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, replicated, sharded),
+        out_shardings=replicated,
         donate_argnums=(0,),
     )
 
@@ -26,10 +27,11 @@ def result():
     n = jax.local_device_count()
     update_fn_repl = make_update_fn(0.1)
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
     params_repl, opt_state_repl = jax.device_put(
         (jnp.ones(3), jnp.zeros((), jnp.int32)),
-        NamedSharding(mesh, P()),
+        replicated,
     )
     losses = []
     for seed in range(3):

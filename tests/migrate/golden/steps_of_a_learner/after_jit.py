@@ -10,15 +10,16 @@ from jax.sharding import PartitionSpec as P
 class Learner:
     def __init__(self, size):
         mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        replicated = NamedSharding(mesh, P())
         sharded = NamedSharding(mesh, P("i"))
         self._update = jax.jit(
             self._step,
-            in_shardings=(NamedSharding(mesh, P()), sharded),
-            out_shardings=NamedSharding(mesh, P()),
+            in_shardings=(replicated, sharded),
+            out_shardings=replicated,
         )
         self._state = jax.device_put(
             {"w": jnp.ones(size), "n": jnp.zeros(())},
-            NamedSharding(mesh, P()),
+            replicated,
         )
 
     def _step(self, state, batch):

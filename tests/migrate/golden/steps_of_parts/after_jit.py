@@ -36,21 +36,22 @@ def evaluate(*, p_eval_step, params, batches):
 
 def train(batches):
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
     state = jax.device_put(
         {"params": jnp.ones(3), "step": jnp.zeros((), int)},
-        NamedSharding(mesh, P()),
+        replicated,
     )
     p_train_step = jax.jit(
         train_step,
-        in_shardings=(NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, sharded),
+        out_shardings=replicated,
         donate_argnums=0,
     )
     p_eval_step = jax.jit(
         functools.partial(eval_step),
-        in_shardings=(NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, sharded),
+        out_shardings=replicated,
     )
     rows = []
     for batch in batches:

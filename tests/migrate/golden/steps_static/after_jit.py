@@ -15,14 +15,15 @@ def step(state, batch, rate, power):
 def result():
     n = jax.local_device_count()
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("i"))
     p_step = jax.jit(
         step,
-        in_shardings=(NamedSharding(mesh, P()), sharded, NamedSharding(mesh, P())),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, sharded, replicated),
+        out_shardings=replicated,
         static_argnums=(3,),
     )
-    state = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
+    state = jax.device_put(jnp.ones(3), replicated)
     for seed in range(3):
         batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(

@@ -15,7 +15,6 @@ def step(state, batch, rate, power):
 def result():
     n = jax.local_device_count()
 
-
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
 

@@ -17,13 +17,14 @@ class Workload:
 
 
 mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+replicated = NamedSharding(mesh, P())
 sharded = NamedSharding(mesh, P("batch"))
 
 
 @functools.partial(
     jax.jit,
-    in_shardings=(NamedSharding(mesh, P()), sharded, NamedSharding(mesh, P())),
-    out_shardings=NamedSharding(mesh, P()),
+    in_shardings=(replicated, sharded, replicated),
+    out_shardings=replicated,
     static_argnums=(0, 1),
     donate_argnums=(2,),
 )
@@ -34,8 +35,8 @@ def pmapped_train_step(workload, opt_update_fn, params, batch, rate):
 
 @functools.partial(
     jax.jit,
-    in_shardings=(NamedSharding(mesh, P()), sharded),
-    out_shardings=NamedSharding(mesh, P()),
+    in_shardings=(replicated, sharded),
+    out_shardings=replicated,
     static_argnums=(0,),
 )
 def pmapped_eval_step(workload, params, batch):
@@ -48,7 +49,7 @@ def sgd(params, grads, rate):
 
 def result():
     workload = Workload()
-    params = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
+    params = jax.device_put(jnp.ones(3), replicated)
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(16, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(sharded, x)

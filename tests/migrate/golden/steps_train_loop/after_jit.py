@@ -26,18 +26,19 @@ def eval_step(state, batch):
 def result():
     rng = np.random.default_rng(0)
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
-    state = jax.device_put({"w": jnp.zeros(3)}, NamedSharding(mesh, P()))
+    state = jax.device_put({"w": jnp.zeros(3)}, replicated)
     p_train_step = jax.jit(
         functools.partial(train_step, rate=0.1),
-        in_shardings=(NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, sharded),
+        out_shardings=replicated,
         donate_argnums=(0,),
     )
     p_eval_step = jax.jit(
         eval_step,
-        in_shardings=(NamedSharding(mesh, P()), sharded),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(replicated, sharded),
+        out_shardings=replicated,
     )
     metrics_of_steps = []
     for _ in range(3):
