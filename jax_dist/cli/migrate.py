@@ -263,9 +263,11 @@ class _Migrate:
             f"{counted(len(report.changed), 'file')} {verb}: "
             f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
         )
-        for places in report.group_by_reason():
+        mapped = [place for place in report.done if place.is_mapped and place.form != options.to]
+        for places in report.group_by_reason([*report.left, *mapped]):
             others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
-            self._say(f"  left: {display(places[0].where)}{others}: {places[0].reason}")
+            form = f"to {places[0].form}" if places[0].form else "left"
+            self._say(f"  {form}: {display(places[0].where)}{others}: {places[0].reason}")
         if report.left and options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
         if report.changed and not options.write and not options.check:

@@ -39,10 +39,10 @@ class MigrationReport:
         self.problems = [file for file in self.files if file.problem]
         self.review = () if self.verification is None else self.verification.review
 
-    def group_by_reason(self) -> list[list[Place]]:
-        """Return the places that were left, by reason, the most frequent first."""
+    def group_by_reason(self, places: Sequence[Place]) -> list[list[Place]]:
+        """Return the places that have a reason, grouped by it, the most frequent first."""
         groups: dict[str, list[Place]] = {}
-        for place in self.left:
+        for place in filter(lambda place: place.reason, places):
             groups.setdefault(place.reason, []).append(place)
         return sorted(groups.values(), key=lambda places: -len(places))
 
@@ -108,7 +108,7 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
             yield f"* `{line.path}:{line.line}` `{line.text}`"
     if report.left:
         yield "\n## Left"
-        for places in report.group_by_reason():
+        for places in report.group_by_reason(report.left):
             reason = places[0].reason
             yield f"\n### {reason[:1].upper()}{reason[1:]}\n"
             if places[0].by_hand:

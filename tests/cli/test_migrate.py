@@ -331,3 +331,17 @@ def test_no_jax_is_imported(folder):
     )
 
     assert run.stdout.endswith("\n[]\n")
+
+
+def test_a_place_that_takes_another_form_says_why(folder: pathlib.Path):
+    (folder / "a.py").write_text(
+        "import jax\n\n\n"
+        "def step(w, x):\n"
+        '    return w - jax.lax.pmean(x.mean(0), "i")\n\n\n'
+        "def train(w, x):\n"
+        '    return jax.pmap(step, axis_name="i", in_axes=(None, 0), out_axes=None)(w, x)\n'
+    )
+    code, _, err = _run("--to", "jit", "a.py", "--", sys.executable, "-c", "0")
+
+    assert code == 0
+    assert "  to shard_map: a.py:9: not jit alone: the command never calls it\n" in err

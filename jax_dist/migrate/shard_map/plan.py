@@ -48,34 +48,32 @@ class Plan:
                     reason = "keys per device" if self._keys(mapped) else ""
                     reason = reason or global_steps.why_it_differs(module, mapped)
                     raise CannotMigrate(shard_map_lines[line] or reason)
-                if not all(map(self._is_split_here, self._keys(mapped).values())):
-                    raise CannotMigrate("keys per device")
+                for variable in itertools.chain(*self._keys(mapped).values()):
+                    uses = {use.kind for use in variable.uses}
+                    if variable.kinds() != {"keys"} or uses != {"argument"}:
+                        raise CannotMigrate("keys per device")
                 arguments = module, mapped, self.layouts, self.axis(mapped)
                 self.reductions[mapped] = global_steps.reductions(*arguments)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
         self._give_up_shared_parts()
         for mapped in self.reductions:  # one key for the whole batch; a run decides whether it may
-            for position, nodes in self._keys(mapped).items():
+            for position, variables in self._keys(mapped).items():
                 self.layouts.arguments[mapped, position] = Layout.REPLICATED
-                for variable in filter(None, map(self.variables.find, nodes)):
-                    self.layouts.of_variable[variable] = Layout.REPLICATED
+                self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
 
     def _give_up_shared_parts(self) -> None:
         """Give up plain jit for functions that share a helper or keys with a shard_map function.
 
         The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         """
+        keys_of = lambda mapped: itertools.chain(*self._keys(mapped).values())
         while True:  # each function that is given up needs its own reductions
             others = [x for x in self.mapped_functions if x not in self.reductions]
-            kept: set[Any] = set()
-            for mapped in others:
-                kept.update(global_steps.nodes_of(self.module, mapped), self._key_variables(mapped))
-            shared = [
-                mapped
-                for mapped, calls in self.reductions.items()
-                if not kept.isdisjoint([*calls, *self._key_variables(mapped)])
-            ]
+            kept: set[Any] = {part for x in others for part in keys_of(x)}
+            kept.update(*(global_steps.nodes_of(self.module, x) for x in others))
+            parts = {x: [*calls, *keys_of(x)] for x, calls in self.reductions.items()}
+            shared = [mapped for mapped, of_it in parts.items() if not kept.isdisjoint(of_it)]
             if not shared:
                 return
             remark = "not jit alone: another mapped function shares its reductions or keys"
@@ -83,27 +81,19 @@ class Plan:
                 del self.reductions[mapped]
                 self.remarks[mapped] = remark
 
-    def _keys(self, mapped: Pmapped) -> dict[int, list[ast.expr]]:
-        """Return the arguments that hold a key for each device, one for each call, by position."""
+    def _keys(self, mapped: Pmapped) -> dict[int, list[Variable]]:
+        """Return the variables of the arguments that hold a key for each device, by position.
+
+        Without those of `step(split(key, n))`, which is no variable.
+        """
         stacked = self.stacked_parameters(mapped)
-        return {
+        nodes_at = {
             position: [mapped.arguments(call)[position] for call in mapped.calls]
             for position, name in enumerate(mapped.parameters)
             if stacked.get(name)
         }
-
-    def _key_variables(self, mapped: Pmapped) -> list[Variable]:
-        """Return the variables that hold a key for each device."""
-        nodes = itertools.chain(*self._keys(mapped).values())
-        return [*filter(None, map(self.variables.find, nodes))]
-
-    def _is_split_here(self, nodes: Sequence[ast.expr]) -> bool:
-        """Return whether keys come from `split(key, n)` here, for mapped functions alone."""
-        variables = filter(None, map(self.variables.find, nodes))
-        return all(
-            variable.kinds() == {"keys"} and {use.kind for use in variable.uses} <= {"argument"}
-            for variable in variables
-        )
+        find = self.variables.find
+        return {position: [*filter(None, map(find, nodes))] for position, nodes in nodes_at.items()}
 
     # --- code of meshes and shardings
 
