@@ -178,6 +178,15 @@ def test_a_step_over_the_whole_batch_takes_one_key(old: str, new: str, argument:
     assert ("    keys = key\n" in after) == (argument == "keys")
 
 
+def test_a_jit_takes_arguments_by_position():
+    body = 'return w - jax.lax.pmean(loss(w, x, key), "i")'
+    text = _STEP.format(body=body, more=", rate=1.0, key=None", keys=", key=keys")
+    after = golden.migrate(_HEAD + text, "jit").after.decode()
+
+    assert "lambda w, x, key: step(w, x, key=key)," in after
+    assert "w = f(w, batch, keys)\n" in after
+
+
 def test_keys_that_the_program_reads_itself_stay_one_for_each_device():
     body = 'return w - jax.lax.pmean(loss(w, x, key), "i")'
     text = _STEP.format(body=body, more=", key", keys=", keys")
