@@ -108,6 +108,12 @@ _STEPS = {
         "split",
         "keys per device",
     ),
+    "key_of_the_device": (
+        "noise = jax.random.normal(jax.random.fold_in(key, jax.lax.axis_index('i')), x.shape)\n"
+        "    return w - 0.1 * jax.lax.pmean((noise * x).mean(0), 'i')",
+        "shared",
+        "its random numbers are drawn for the whole batch",
+    ),
     "index": (
         "return w + jax.lax.pmean(x.mean(0) * jax.lax.axis_index('i'), 'i')",
         "shared",

@@ -147,6 +147,7 @@ def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     [
         ('norm(x, axis_name="i")', "norm(x)"),
         ('norm(axis_name="i", x=x)', "norm(x=x)"),
+        ('norm(jax.random.fold_in(x, jax.lax.axis_index("i")))', "norm(x)"),
     ],
 )
 def test_a_step_over_the_whole_batch_names_no_axis(call: str, remains: str):

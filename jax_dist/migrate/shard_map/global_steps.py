@@ -29,30 +29,47 @@ def reductions(
 ) -> dict[ast.AST, ast.expr | None]:
     """Return the calls `pmean(x, axis)` and `psum(x, axis)` that a jit drops, with their `x`.
 
-    It also drops the argument `axis_name=axis` of other calls, which has no `x`: None. Raises
-    CannotMigrate if the step needs shard_map. `axis` is the code of the axis's name, such as
-    `"batch"` with its quotes.
+    It also drops `fold_in(x, axis_index(axis))`, and the argument `axis_name=axis` of other calls,
+    which has no `x`: None. Raises CannotMigrate if the step needs shard_map. `axis` is the code of
+    the axis's name, such as `"batch"` with its quotes.
     """
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if not isinstance(step, ast.FunctionDef) or not module.holds(step):
         raise CannotMigrate("its function is no def of this file")
-    nodes = nodes_of(module, mapped)
     operands: dict[ast.AST, ast.expr | None] = {}
-    axis_arguments: set[ast.expr] = set()  # these go with the reductions
+    dropped: set[ast.AST] = set()  # parts of these calls that go with them
+    nodes = nodes_of(module, mapped)
     for node in nodes:  # a call comes before its arguments
-        if isinstance(node, ast.Call) and _is_collective(module, node, axis):
-            operands[node], *rest = _reduction_arguments(module, node)
-            axis_arguments.update(rest)
-        if isinstance(node, ast.keyword) and node.value not in axis_arguments:
-            is_axis = node.arg == "axis_name" and _name_text(module, node.value) == axis
-            operands |= {node: None} if is_axis else {}
-            axis_arguments |= {node.value} if is_axis else set()
-    if any(_name_text(module, node) == axis for node in nodes if node not in axis_arguments):
+        if node not in dropped:
+            operand, parts = _operand(module, node, axis)
+            operands |= {node: operand} if parts else {}
+            dropped.update(parts)
+    if any(_name_text(module, node) == axis for node in nodes if node not in dropped):
         raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
     results = (layouts.results[mapped, index] for index in range(mapped.result_count))
     if any(layout is not Layout.REPLICATED for layout in results):
         raise CannotMigrate("a result differs from device to device")
     return operands
+
+
+def _operand(module: Module, node: ast.AST, axis: str) -> tuple[Any, list[ast.AST]]:
+    """Return the `x` that a node gives way to, see `reductions`, and the parts that go with it.
+
+    There are no parts if the node stays. May raise CannotMigrate.
+    """
+    match node:
+        case ast.keyword(arg="axis_name", value=value) if _name_text(module, value) == axis:
+            return None, [value]
+        case ast.Call(args=[key, ast.Call(args=[name]) as index]) if (
+            module.qualified_name(node.func) == "jax.random.fold_in"
+            and module.qualified_name(index.func) == "jax.lax.axis_index"
+            and _name_text(module, name) == axis
+        ):
+            return key, [index, name]
+        case ast.Call() if _is_collective(module, node, axis):
+            operand, *rest = _reduction_arguments(module, node)
+            return operand, [*rest, *node.keywords]
+    return None, []
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
