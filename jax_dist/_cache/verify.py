@@ -30,7 +30,7 @@ _IDENTITIES: tuple[Callable[[ProgramRecord], Hashable], ...] = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """The verdict on a program, or on several programs of one function that have the same one."""
 
     function: str  # such as "jit_step"
@@ -40,13 +40,13 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class CacheReport:
     """The verdicts on all programs of a command, and how its last run ended."""
 
     runs: int  # fewer than two if the first failed
     exit_code: int | None  # negative: the signal that ended it; None: it took too long
     output: str  # standard output and error
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ProgramVerdict, ...]
 
     @property
     def is_clean(self) -> bool:
@@ -57,7 +57,7 @@ class Report:
 
 def verify(
     command: Sequence[str], directory: pathlib.Path, *, timeout: float | None = None
-) -> Report:
+) -> CacheReport:
     """Run a command in two fresh processes, and compare what they compile.
 
     The first run has an empty cache in `directory`, and the second should find all its programs
@@ -83,7 +83,7 @@ def verify(
         if code != 0:
             break
     verdicts = judge(*runs) if len(runs) == 2 else ()
-    return Report(len(runs), code, output.read_text(errors="replace"), verdicts)
+    return CacheReport(len(runs), code, output.read_text(errors="replace"), verdicts)
 
 
 def _write_plugin(directory: pathlib.Path) -> str:
@@ -106,7 +106,7 @@ def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[ProgramRec
 
 def judge(
     first_run: Sequence[ProgramRecord], second_run: Sequence[ProgramRecord]
-) -> tuple[Verdict, ...]:
+) -> tuple[ProgramVerdict, ...]:
     """Return the verdict on each program of two runs, the first of which had an empty cache.
 
     Programs are matched by process and `_IDENTITIES`, the strictest first.
@@ -127,17 +127,17 @@ def judge(
     return tuple(dataclasses.replace(verdict, programs=n) for verdict, n in counts.items())
 
 
-def _judge_pair(program: ProgramRecord, counterpart: ProgramRecord | None) -> Verdict:
+def _judge_pair(program: ProgramRecord, counterpart: ProgramRecord | None) -> ProgramVerdict:
     """Return the verdict on a program, by the same program of the other run, if there is one."""
     if counterpart is None:
-        return Verdict(program.name, PARTIAL, (Cause("not-in-every-run"),))
+        return ProgramVerdict(program.name, PARTIAL, (Cause("not-in-every-run"),))
     # The records use a private cache, so the key does not show another directory of the user.
     directory, new_directory = (p.settings["cache directory"] for p in (program, counterpart))
     if program.key != counterpart.key or directory != new_directory:
-        return Verdict(program.name, UNSTABLE, explain(program, counterpart))
+        return ProgramVerdict(program.name, UNSTABLE, explain(program, counterpart))
     if program.is_written:
-        return Verdict(program.name, HIT, ())
+        return ProgramVerdict(program.name, HIT, ())
     cause = "rank" if program.process != 0 else "unknown"
     if any("custom_call" in line.code and "callback" in line.code for line in program.lines):
         cause = "host-callback"
-    return Verdict(program.name, UNWRITTEN, (Cause(cause),))
+    return ProgramVerdict(program.name, UNWRITTEN, (Cause(cause),))

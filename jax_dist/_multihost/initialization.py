@@ -29,7 +29,7 @@ _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
 
-class Place(NamedTuple):
+class JobPlace(NamedTuple):
     """The place of this process in its job; what is not known is None."""
 
     coordinator_address: str | None  # of rank 0: "host:port"
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     process_id: int | None
 
 
-def find_place(environment: Mapping[str, str]) -> Place:
+def find_job_place(environment: Mapping[str, str]) -> JobPlace:
     """Return the place that the variables of JAX, MPI or torchrun give.
 
     Of these, `jax.distributed.initialize` itself reads JAX_COORDINATOR_ADDRESS only. It detects
@@ -48,15 +48,15 @@ def find_place(environment: Mapping[str, str]) -> Place:
     read = lambda name: _parse_number(name, environment[name])
     for size, rank in _SIZE_AND_RANK if address else _SIZE_AND_RANK[:1]:
         if has(size, rank):
-            return Place(address, read(size), read(rank))
+            return JobPlace(address, read(size), read(rank))
     if not has("WORLD_SIZE", "RANK"):
-        return Place(address, None, None)
+        return JobPlace(address, None, None)
     if not address and has("MASTER_ADDR", "MASTER_PORT"):
         port = read("MASTER_PORT")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port += 1 if port < 65535 else -1  # torchrun's own store listens at MASTER_PORT
         address = f"{environment['MASTER_ADDR']}:{port}"
-    return Place(address, read("WORLD_SIZE"), read("RANK"))
+    return JobPlace(address, read("WORLD_SIZE"), read("RANK"))
 
 
 def _parse_number(name: str, text: str) -> int:
@@ -112,7 +112,7 @@ def initialize(
     >>> initialize()  # in one process
     """
     agreement.program_timeout = program_timeout
-    requested = Place(coordinator_address, num_processes, process_id)
+    requested = JobPlace(coordinator_address, num_processes, process_id)
     joined = _compat.find_joined_process()
     if joined is None and num_processes != 1:
         place, devices = _complete(requested, local_device_ids, initialization_timeout)
@@ -131,8 +131,8 @@ def initialize(
             )
             joined = _compat.find_joined_process()
     elif joined is not None:
-        actual = Place(joined.address, joined.processes, joined.rank)
-        for name, value, joined_value in zip(Place._fields, requested, actual, strict=True):
+        actual = JobPlace(joined.address, joined.processes, joined.rank)
+        for name, value, joined_value in zip(JobPlace._fields, requested, actual, strict=True):
             if value not in (None, joined_value):
                 raise ArgumentError(
                     f"initialize({name}={value!r}): this process has joined a job with "
@@ -144,14 +144,14 @@ def initialize(
 
 
 def _complete(
-    requested: Place, local_device_ids: int | Sequence[int] | None, timeout: float
-) -> tuple[Place, list[int] | None]:
+    requested: JobPlace, local_device_ids: int | Sequence[int] | None, timeout: float
+) -> tuple[JobPlace, list[int] | None]:
     """Return the place of this process, empty outside of a job, and its device ids (None: all).
 
     What was not requested comes from environment variables, or else from JAX's detection.
     """
-    known = find_place(os.environ)
-    place = Place(
+    known = find_job_place(os.environ)
+    place = JobPlace(
         requested.coordinator_address or known.coordinator_address,
         known.num_processes if requested.num_processes is None else requested.num_processes,
         known.process_id if requested.process_id is None else requested.process_id,
@@ -164,7 +164,7 @@ def _complete(
         address, processes, rank, devices = _compat.detect_cluster(
             *place, devices, max(1, round(timeout))
         )
-        place = Place(address, processes, rank)
+        place = JobPlace(address, processes, rank)
     address = place.coordinator_address
     if address is not None and not re.search(r":\d+$", address):
         raise ArgumentError(f"coordinator_address={address!r} has no port, as in 10.0.0.1:1234.")
@@ -172,7 +172,7 @@ def _complete(
     if 0 < len(missing) < len(place) and place.num_processes != 1:
         raise ArgumentError(
             f"initialize cannot tell {' and '.join(missing)} of this process. Pass all of "
-            f"{', '.join(Place._fields)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            f"{', '.join(JobPlace._fields)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID."
         )
     return place, None if devices is None else list(devices)

@@ -18,7 +18,7 @@ from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
 if TYPE_CHECKING:
-    from jax_dist._cache.verify import Report
+    from jax_dist._cache.verify import CacheReport
 
 _EPILOG = """\
 exit codes: 0 all programs were stable, written and found again,
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     return Exit.OK if report.is_clean else Exit.FINDINGS
 
 
-def _format_verdicts(report: "Report") -> Iterator[str]:
+def _format_verdicts(report: "CacheReport") -> Iterator[str]:
     """Yield the lines of the report: each function with its verdict, and how many were hits."""
     # Misses come last, since the end of a long table is what one sees in a terminal.
     verdicts = sorted(report.verdicts, key=lambda verdict: bool(verdict.causes))
@@ -80,7 +80,7 @@ def _format_verdicts(report: "Report") -> Iterator[str]:
         )
 
 
-def _format_failure(report: "Report") -> Iterator[str]:
+def _format_failure(report: "CacheReport") -> Iterator[str]:
     """Yield the last lines of a run that failed, and how it ended."""
     from jax_dist import launch  # not at the top: `--help` need not wait for it
 

@@ -11,8 +11,8 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FILES = _ROOT / "docs" / "launch"
 _PYTHON = f"""#!{sys.executable}
 import os
-from jax_dist._multihost.initialization import find_place
-print(*find_place(os.environ), os.environ.get("JAX_LOCAL_DEVICE_IDS"))
+from jax_dist._multihost.initialization import find_job_place
+print(*find_job_place(os.environ), os.environ.get("JAX_LOCAL_DEVICE_IDS"))
 """
 _AFTER_OPTIONS = 'while [ "$1" != bash ]; do shift; done\n'
 _LAUNCHERS: dict[str, tuple[str, str, str]] = {  # file, the fake launcher, and what a rank finds

@@ -10,31 +10,31 @@ import pytest
 
 from jax_dist import _compat, multihost
 from jax_dist._multihost import agreement, initialization, preemption
-from jax_dist._multihost.initialization import Place, find_place
+from jax_dist._multihost.initialization import JobPlace, find_job_place
 
 _JAX = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
 _TORCHRUN = {"MASTER_ADDR": "b", "MASTER_PORT": "9", "WORLD_SIZE": "3", "RANK": "1"}
 _STORE = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 _ADDRESS = {"JAX_COORDINATOR_ADDRESS": "a:1"}
-_PLACES: dict[str, tuple[dict[str, str], Place]] = {
-    "nothing": ({}, Place(None, None, None)),
-    "JAX": (_JAX, Place("a:1", 4, 2)),
-    "JAX before torchrun": ({**_TORCHRUN, **_JAX}, Place("a:1", 4, 2)),
-    "address only": (_ADDRESS, Place("a:1", None, None)),
-    "torchrun": (_TORCHRUN, Place("b:9", 3, 1)),
-    "torchrun whose store has the port": ({**_TORCHRUN, **_STORE}, Place("b:10", 3, 1)),
-    "the last port": ({**_TORCHRUN, **_STORE, "MASTER_PORT": "65535"}, Place("b:65534", 3, 1)),
-    "half of torchrun": ({"RANK": "1", "WORLD_SIZE": "3"}, Place(None, 3, 1)),
-    "address and torchrun": ({**_TORCHRUN, **_ADDRESS}, Place("a:1", 3, 1)),
+_PLACES: dict[str, tuple[dict[str, str], JobPlace]] = {
+    "nothing": ({}, JobPlace(None, None, None)),
+    "JAX": (_JAX, JobPlace("a:1", 4, 2)),
+    "JAX before torchrun": ({**_TORCHRUN, **_JAX}, JobPlace("a:1", 4, 2)),
+    "address only": (_ADDRESS, JobPlace("a:1", None, None)),
+    "torchrun": (_TORCHRUN, JobPlace("b:9", 3, 1)),
+    "torchrun whose store has the port": ({**_TORCHRUN, **_STORE}, JobPlace("b:10", 3, 1)),
+    "the last port": ({**_TORCHRUN, **_STORE, "MASTER_PORT": "65535"}, JobPlace("b:65534", 3, 1)),
+    "half of torchrun": ({"RANK": "1", "WORLD_SIZE": "3"}, JobPlace(None, 3, 1)),
+    "address and torchrun": ({**_TORCHRUN, **_ADDRESS}, JobPlace("a:1", 3, 1)),
     "Open MPI with an address": (
         {**_ADDRESS, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
-        Place("a:1", 2, 0),
+        JobPlace("a:1", 2, 0),
     ),
     "Open MPI, left to JAX": (
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
-        Place(None, None, None),
+        JobPlace(None, None, None),
     ),
-    "MPICH": ({**_ADDRESS, "PMI_SIZE": "2", "PMI_RANK": "1"}, Place("a:1", 2, 1)),
+    "MPICH": ({**_ADDRESS, "PMI_SIZE": "2", "PMI_RANK": "1"}, JobPlace("a:1", 2, 1)),
 }
 
 
@@ -42,12 +42,12 @@ _PLACES: dict[str, tuple[dict[str, str], Place]] = {
 def test_the_place_from_variables(case):
     environment, place = _PLACES[case]
 
-    assert find_place(environment) == place
+    assert find_job_place(environment) == place
 
 
 def test_a_variable_that_is_no_number_is_named():
     with pytest.raises(ValueError, match="JAX_PROCESS_ID must be a number, not 'x'"):
-        find_place({**_JAX, "JAX_PROCESS_ID": "x"})
+        find_job_place({**_JAX, "JAX_PROCESS_ID": "x"})
 
 
 @pytest.fixture
