@@ -106,9 +106,13 @@ class FunctionWriter:
             fun = self._define_on_device(mapped, fun)
         elif not mapped.static_argnums:
             return self._pass_by_position(mapped, fun)
-        if not mapped.static_argnums:
+        static = mapped.static_argnums
+        if not static:
             return fun
-        # Of the arguments that are not static: `lambda x: step(config, x)`.
+        if static == (*range(len(static)),):
+            partial = self._writer.import_name("functools.partial", mapped.site.node)
+            return Call(partial, [fun, *mapped.parameters[: len(static)]])
+        # Of the arguments that are not static: `lambda x: step(x, config)`.
         head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
         return Call(head, mapped.parameters)
 
