@@ -22,10 +22,10 @@ _CALL_SLOT = ("__call__",)
 
 
 class Decorated(Generic[_P, _R]):
-    """A function that a `Front` calls; with the name, docstring and attributes of the user's.
+    """A function that a `FastPath` calls; with the name, docstring and attributes of the user's.
 
-    `__call__` is a slot, to which `Front.serve` assigns. Python looks it up in the class, finds the
-    slot, and calls its value: on a cache hit a C++ callable, with no Python code in between. A
+    `__call__` is a slot, to which `FastPath.serve` assigns. Python looks it up in the class, finds
+    the slot, and calls its value: on a cache hit a C++ callable, with no Python code in between. A
     method would double the cost of a call.
 
     Attributes:
@@ -62,14 +62,14 @@ class Decorated(Generic[_P, _R]):
         return f"<{self._kind} of {self.__qualname__}{f' at {location}' if location else ''}>"
 
 
-class Front:
+class FastPath:
     """The C++ fast path of one function, and the decorated objects that are called by it.
 
     It remembers how to run the signatures that it was called with; see `_compat.front`.
 
     Args:
       name: of the function.
-      miss: makes a call of `(args, kwargs)` that the front does not know.
+      miss: makes a call of `(args, kwargs)` whose signature is not known.
       rerun: what `jax.debug_nans` runs once more, of the same two.
       without_jit: makes a call under `jax.disable_jit`.
       static_argnums, static_argnames: of the user's function.
@@ -122,10 +122,15 @@ class Front:
         """Have every sixteenth call wait for its result, if the devices of a program need that."""
         if self._is_throttled or not can_be_full(mesh):
             return
-        self._is_throttled, front = True, self.call
-        self.call = throttle(front)
-        if self._call_of_callers is front:
-            self.serve_by(self.call)
+        self._is_throttled, dispatch = True, self.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = dispatch(*args, **kwargs)
+            return jax.block_until_ready(output) if next(_turns) else output
+
+        self.call = call
+        if self._call_of_callers is dispatch:
+            self.serve_by(call)
 
 
 def lower(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> jax.stages.Lowered:
@@ -152,13 +157,3 @@ def can_be_full(mesh: Mesh) -> bool:
     """Return whether calls of a program on these devices have to wait now and then."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
-
-
-def throttle(call: Callable) -> Callable:
-    """Return the call with every sixteenth one waiting for its result."""
-
-    def waiting(*args: Any, **kwargs: Any) -> Any:
-        output = call(*args, **kwargs) if kwargs else call(*args)
-        return jax.block_until_ready(output) if next(_turns) else output
-
-    return waiting

@@ -18,7 +18,8 @@ import numpy as np
 
 from jax_dist import _compat
 from jax_dist._pmap import axes
-from jax_dist._pmap.body import Call, Options, any_tracer, type_of
+from jax_dist._pmap.call import MappedCall, any_tracer, type_of
+from jax_dist._pmap.options import PmapOptions
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.view import global_view
 from jax_dist.pmap import Mapped, pmap
@@ -37,8 +38,8 @@ class _PmapTraced(BaseException):
 class MappedStep:
     """A function under pmap, with the options of the pmap and the types of its arguments."""
 
-    options: Options
-    call: Call
+    options: PmapOptions
+    call: MappedCall
     slices: tuple[jax.ShapeDtypeStruct, ...]  # the slice on one device of each argument leaf
     axes: tuple[int | None, ...]  # the mapped dimension of each argument leaf, not negative
 
@@ -56,7 +57,7 @@ class MappedStep:
         mapped = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
         if isinstance(mapped, Mapped):
             options = mapped._dispatcher.options
-            call = Call.bind(options, mapped.__wrapped__, args, kwargs)
+            call = MappedCall.bind(options, mapped.__wrapped__, args, kwargs)
         else:
             options, call = _intercept_pmap(fun, args, kwargs)
         _ = call.size  # raises if the sizes of the mapped axis differ
@@ -153,7 +154,7 @@ def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
+def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptions, MappedCall]:
     """Trace `fun` up to the first call of a `jax.pmap`; return the pmap's options and that call."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     # Only arrays are traced; any other leaf may be a static argument.
@@ -182,13 +183,17 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     def call_mapped_function(*args: Any, **kwargs: Any) -> Any:
         return intercepted.fun(*args, **kwargs)
 
-    call = Call.bind_intercepted(intercepted, mapped_types, call_mapped_function, name)
+    args, kwargs = jax.tree.unflatten(intercepted.in_tree, mapped_types)
+    in_axes, _ = jax.tree.unflatten(intercepted.in_tree, intercepted.in_axes)
+    options = PmapOptions(
+        name, intercepted.axis_name, in_axes=in_axes, out_axes=intercepted.out_axes
+    )
+    call = MappedCall.bind(options, call_mapped_function, args, kwargs)
     # JAX has one flag a leaf. An argument is donated if all its leaves are.
     leaf_flags = zip(call.owners, intercepted.donated, strict=True)
     kept = {owner for owner, is_donated in leaf_flags if not is_donated}
     donated = tuple(owner for owner in {*call.owners} - kept if isinstance(owner, int))
-    out_axes = intercepted.out_axes
-    return Options(name, intercepted.axis_name, out_axes=out_axes, donated=donated), call
+    return dataclasses.replace(options, donated=donated), call
 
 
 def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:

@@ -26,8 +26,8 @@ from jax_dist._front import Decorated
 from jax_dist._passes.captures import Captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.dispatch import Dispatcher
-from jax_dist._pmap.options import Arrays, Options, check_axis_name
+from jax_dist._pmap.dispatch import PmapDispatcher
+from jax_dist._pmap.options import Arrays, PmapOptions, check_axis_name
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -129,7 +129,7 @@ def pmap(
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
     check_axis_name(axis_name)
-    options = Options(
+    options = PmapOptions(
         fun_name="",
         axis_name=axis_name,
         in_axes=in_axes,
@@ -148,7 +148,7 @@ def pmap(
     return decorate if fun is None else decorate(fun)
 
 
-def _map(options: Options, fun: Callable[..., Any]) -> Any:
+def _map(options: PmapOptions, fun: Callable[..., Any]) -> Any:
     """Return `fun` mapped by validated options, with a new or a cached dispatcher."""
     if not callable(fun):
         raise TypeError(f"pmap needs a function, got {fun!r}.")
@@ -166,7 +166,7 @@ def _map(options: Options, fun: Callable[..., Any]) -> Any:
     dispatcher = dispatchers.get(key)
     if dispatcher is None:
         named = options.with_name_of(fun)
-        dispatcher = dispatchers[key] = Dispatcher(named, _weak_function(fun))
+        dispatcher = dispatchers[key] = PmapDispatcher(named, _weak_function(fun))
     return Mapped(fun, dispatcher, options)
 
 
@@ -182,10 +182,10 @@ def _fake_pmap() -> Callable[..., Any] | None:
 # Dispatchers by options, by the id of a living function; of a bound method, which is a new object
 # at each access, by that of its `__self__`. Not by equality of functions: two partial objects, or
 # two models, may be equal now and not later.
-_dispatchers: dict[int, dict[Hashable, Dispatcher]] = {}
+_dispatchers: dict[int, dict[Hashable, PmapDispatcher]] = {}
 
 
-def _dispatchers_of(fun: Callable[..., Any]) -> dict[Hashable, Dispatcher]:
+def _dispatchers_of(fun: Callable[..., Any]) -> dict[Hashable, PmapDispatcher]:
     """Return the dispatchers of a function by options, a dict that is kept as long as it lives."""
     owner = fun.__self__ if isinstance(fun, types.MethodType) else fun
     dispatchers = _dispatchers.get(id(owner))
@@ -218,10 +218,10 @@ class Mapped(Decorated[_P, _R]):
     __slots__ = ("_dispatcher", "_options")
     _kind = "jax_dist.pmap.Mapped"  # chex recognizes functions that JAX traces by "pmap." in this
 
-    def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, options: Options):
+    def __init__(self, fun: Callable[_P, _R], dispatcher: PmapDispatcher, options: PmapOptions):
         super().__init__(fun)
         self._dispatcher, self._options = dispatcher, options
-        dispatcher.serve(self)
+        dispatcher.fast_path.serve(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the program for these arguments, or for arguments of these types.

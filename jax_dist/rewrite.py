@@ -17,8 +17,8 @@ from jax_dist._passes.captures import Captures, find_captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._passes.partition import Partitioning, Specs
 from jax_dist._pmap import axes
-from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
-from jax_dist._rewrite.report import Report, find_gradient_sums, find_key_causes
+from jax_dist._rewrite.program import RewriteDispatcher, RewriteOptions
+from jax_dist._rewrite.report import RewriteReport, find_gradient_sums, find_key_causes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Rewritten(Decorated[_P, _R]):
+class RewrittenFunction(Decorated[_P, _R]):
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
     __slots__ = ("_program",)
@@ -36,7 +36,7 @@ class Rewritten(Decorated[_P, _R]):
 
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
-        self._program = RewrittenProgram(fun, axes.function_name(fun), options)
+        self._program = RewriteDispatcher(fun, axes.function_name(fun), options)
         self._program.front.serve(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -47,10 +47,10 @@ class Rewritten(Decorated[_P, _R]):
         """Return the rewritten jaxpr for these arguments."""
         return self._program.trace(args, kwargs)
 
-    def report(self, /, *args: Any, **kwargs: Any) -> Report:
+    def report(self, /, *args: Any, **kwargs: Any) -> RewriteReport:
         """Report what the rewriting does for these arguments; compiles, and runs nothing."""
         program = self._program  # a new one, for a trace that jit has in its cache warns of nothing
-        fresh = RewrittenProgram(program.fun, program.name, program.options)
+        fresh = RewriteDispatcher(program.fun, program.name, program.options)
         return _report_of(fresh, args, kwargs)
 
 
@@ -62,7 +62,7 @@ def rewrite(
     gathers: Gathers = "reduce",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
-) -> Rewritten[_P, _R]:
+) -> RewrittenFunction[_P, _R]:
     """Return `fun` with known problems in its traced program rewritten.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
@@ -106,7 +106,7 @@ def rewrite(
     """
     options = RewriteOptions(mesh, captures, gathers, partitioning, specs)
     _check(fun, options)
-    return Rewritten(fun, options)
+    return RewrittenFunction(fun, options)
 
 
 def _check(fun: object, options: RewriteOptions) -> None:
@@ -137,7 +137,7 @@ def explain(
     specs: Specs | None = None,
     devices: "Topology | str | Sequence[Device] | None" = None,
     **kwargs: Any,
-) -> Report:
+) -> RewriteReport:
     """Report what `rewrite` would do with a function, what not, and why; runs nothing.
 
     Args:
@@ -181,8 +181,8 @@ def explain(
 
 
 def _report_of(
-    rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Report:
+    rewriting: RewriteDispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> RewriteReport:
     """Compile a function as it is and by `rewriting`, which has traced nothing; report on both."""
     fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
@@ -204,7 +204,7 @@ def _report_of(
     large = [capture for capture in captured if capture.is_worth_lifting]
     names = [capture.name for capture in large]
     kept = [capture.name for capture in large if capture.action == "kept"]
-    return Report(
+    return RewriteReport(
         name=name,
         before=program_before,
         after=ProgramCost.measure(after),

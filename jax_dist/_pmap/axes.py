@@ -47,25 +47,24 @@ def spread(
 ) -> tuple[Any, ...]:
     """Return the axis of each leaf of `tree` from `prefix`; MappedAxisError if it is no prefix.
 
-    `argument` is "in_axes" or "out_axes"; it and the last two are for the error's text.
+    For `({"a": x, "b": y}, z)`, the prefix `(0, None)` gives `(0, 0, None)`. The last three are for
+    the text of the error: `argument` is "in_axes" or "out_axes".
     """
+    is_output = argument == "out_axes"
+    # JAX's error has the path of the mismatch; for in_axes, in a pair of args and kwargs.
+    prefix_tree, full_tree = (prefix, tree) if is_output else ((prefix, 0), (tree, {}))
     try:
-        subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
-    except (ValueError, TypeError, KeyError):
-        text = f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the "
-        text += "output" if argument == "out_axes" else "positional arguments"
-        # JAX's own error has the path of the mismatch; for in_axes, in a pair of args and kwargs.
-        pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
-        try:
-            jax.tree.broadcast(*pair, is_leaf=is_none)
-        except ValueError as error:
-            text += ": " + str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
+        axes = jax.tree.broadcast(prefix_tree, full_tree, is_leaf=is_none)
+    except ValueError as error:
+        reason = str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
         if has_keywords:
-            text += " Note that each argument passed by keyword is mapped over its leading axis."
-        raise MappedAxisError(text) from None
-    axes = jax.tree.leaves(prefix, is_leaf=is_none)
-    counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
-    return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
+            reason += " Note that each argument passed by keyword is mapped over its leading axis."
+        what = "output" if is_output else "positional arguments"
+        raise MappedAxisError(
+            f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the {what}: "
+            + reason
+        ) from None
+    return tuple(jax.tree.structure(full_tree).flatten_up_to(axes))
 
 
 def spread_in_axes(
@@ -114,10 +113,8 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     return P(*[None] * (axis % ndim), name)
 
 
-def resize(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
-    """Return `shape` with dimension `axis` of another size; unchanged if `axis` is None."""
-    if axis is None:
-        return tuple(shape)
+def resize(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    """Return `shape` with dimension `axis` of another size."""
     axis %= len(shape)
     return (*shape[:axis], size, *shape[axis + 1 :])
 
@@ -167,23 +164,6 @@ def mapped_size(
     return distinct_sizes.pop()
 
 
-def argument_paths(
-    fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Sequence[int]
-) -> list[str]:
-    """Return the name of each leaf of `(args, kwargs)`, as in `["batch['x']", "mask"]`.
-
-    `args` are the arguments of a call of `fun` that are not static, at the positions `numbers`.
-    """
-    names = [argument_name(fun, number) for number in numbers]
-    # JAX flattens a dict in the order of its sorted keys.
-    named_trees = [*zip(names, args, strict=True), *sorted(kwargs.items())]
-    return [
-        name + jax.tree_util.keystr(path)
-        for name, tree in named_trees
-        for path, _ in jax.tree.leaves_with_path(tree)
-    ]
-
-
 def function_name(fun: Callable) -> str:
     """Return a name without a memory address: it is part of the key in the compilation cache."""
     while isinstance(fun, functools.partial):
@@ -191,15 +171,17 @@ def function_name(fun: Callable) -> str:
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def argument_name(fun: Callable, number: int) -> str:
-    """Return the name of a positional argument: "x", or "args[2]" if it has none."""
+def argument_name(fun: Callable, argument: int | str) -> str:
+    """Return the name of an argument: "x"; "args[2]" for a position without one."""
+    if isinstance(argument, str):  # passed by keyword
+        return argument
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     with contextlib.suppress(TypeError, ValueError):  # builtins have no signature
         parameters = inspect.signature(fun).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-        if number < len(names):
-            return names[number]
-    return f"args[{number}]"
+        if argument < len(names):
+            return names[argument]
+    return f"args[{argument}]"
 
 
 def _is_array_like(value: Any) -> bool:

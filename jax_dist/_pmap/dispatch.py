@@ -1,11 +1,11 @@
 """Calls of a mapped function.
 
-- *cache hit*: the C++ front (see `_compat.front`) knows the signature, and runs its program;
-- *cache miss*: the function is traced, the arguments are placed on the mesh, and the front
+- *cache hit*: the C++ fast path (see `_front`) knows the signature, and runs its program;
+- *cache miss*: the function is traced, the arguments are placed on the mesh, and the fast path
   remembers how to run such a call;
-- *misplaced arguments*: an array is committed elsewhere. The front remembers nothing: each such
-  call comes here, is moved (an array that lives on, once), and goes to the front again;
-- *several processes*: see `process_calls`; the global arrays it makes go to the front;
+- *misplaced arguments*: an array is committed elsewhere. The fast path remembers nothing: each such
+  call comes here, is moved (an array that lives on, once), and goes to the fast path again;
+- *several processes*: see `process_calls`; the global arrays it makes go to the fast path;
 - *staged*: in an outer trace (jit, grad, vmap), arguments stay as they are.
 
 Since arguments are placed before the program is called, a training loop compiles once, wherever
@@ -26,53 +26,57 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat, _front
-from jax_dist._front import Front, is_staged
+from jax_dist._front import FastPath, is_staged
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted, Watch
 from jax_dist._passes.gathers import plan_gathers
 from jax_dist._pmap import axes, emission, meshes, placement
-from jax_dist._pmap.body import Call, any_tracer, type_of
-from jax_dist._pmap.emission import TracedBody
-from jax_dist._pmap.meshes import InnerAxis, Layout
-from jax_dist._pmap.options import Options
+from jax_dist._pmap.call import MappedCall, any_tracer, type_of
+from jax_dist._pmap.meshes import InnerAxis, MeshLayout
+from jax_dist._pmap.options import PmapOptions
 from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
-# `_direct` leaves the body that it traced here for `_signature`, which gets only a jaxpr from jit.
-_last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)
+# `_jit_of_user` leaves the axes that pmaps inside ask for here, for `_trace`: jit gives it a jaxpr.
+_wanted_axes = contextvars.ContextVar[tuple[InnerAxis, ...] | None]("wanted_axes", default=None)
 
 
 class _TraceContext(NamedTuple):
-    """The layout of a program, and how it is traced; a part of the key of its jit object."""
+    """What a program is traced for; a part of the key of its jit object."""
 
-    layout: Layout
+    layout: MeshLayout
     staged: bool  # whether the call is part of an outer trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Signature:
-    """Results of tracing the function for arguments of certain types."""
+class TracedPmap:
+    """A mapped function, traced for arguments of certain types."""
 
+    context: _TraceContext
     inner: tuple[InnerAxis, ...]  # the mesh axes that pmaps inside ask for
     out_tree: Any
     lifted: Lifted  # the captured arrays that become arguments
     program: ClosedJaxpr | None  # the rewritten program; None if there was nothing to rewrite
     collectives: tuple[str, ...]  # to compare between processes; () with one process
 
+    @property
+    def layout(self) -> MeshLayout:
+        return self.context.layout
 
-class Dispatcher:
+
+class PmapDispatcher:
     """The state shared by all decorated versions of one function with equal options."""
 
-    def __init__(self, options: Options, fun: Callable[[], Callable]):
+    def __init__(self, options: PmapOptions, fun: Callable[[], Callable]):
         """`fun` returns the function, held weakly: dispatchers are cached as long as it lives."""
-        self.options: Options = options
-        self._fun = fun
+        self.options: PmapOptions = options
+        self._weak_fun = fun
         self._placed = placement.PlacementCache()
         self._watch = Watch(options.fun_name)
         self._capture_copies = placement.CaptureCopies()
         self._jits: dict[Any, Any] = {}
-        self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
-        self._front = Front(
+        self._traced = weakref.WeakKeyDictionary[Any, TracedPmap]()  # by the jaxpr before rewriting
+        self.fast_path: FastPath = FastPath(
             options.fun_name,
             self._call_anew,
             rerun=self._call_without_jit,
@@ -82,12 +86,8 @@ class Dispatcher:
 
     @property
     def fun(self) -> Callable:
-        """The mapped function, which `strict` names in its errors."""
-        return self._fun()
-
-    def serve(self, caller: Any) -> None:
-        """Keep `caller.__call__` the fastest way to call."""
-        self._front.serve(caller)
+        """The mapped function; `_calls` finds it by this name on the stack."""
+        return self._weak_fun()
 
     @functools.cached_property
     def _processes(self) -> ProcessCalls | None:
@@ -96,42 +96,42 @@ class Dispatcher:
             return None
         calls = ProcessCalls(
             self.options,
-            self._fun,
-            run=lambda *args, **kwargs: self._front.call(*args, **kwargs),
-            layout_of=lambda call: self._find(call)[0].layout,
+            self._weak_fun,
+            run=lambda *args, **kwargs: self.fast_path.call(*args, **kwargs),
+            layout_of=lambda call: self._find(call).layout,
         )
         if self.options.arrays == "local":
-            self._front.serve_by(calls.call)
+            self.fast_path.serve_by(calls.call)
         return calls
 
-    @property
-    def _is_local_view(self) -> bool:
-        """True if there are several processes, and arguments and results are process-local."""
-        return self._processes is not None and self.options.arrays == "local"
+    def _is_process_local(self, *, staged: bool) -> bool:
+        """Return whether a traced function takes process-local arrays: else they are global."""
+        return staged and self._processes is not None and self.options.arrays == "local"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the lowered program; with several processes, that on global arrays."""
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        context, signature = self._find(call)
-        types = self._describe(call, context)
+        traced = self._find(call)
+        types = self._types_in_trace(call, traced.context)
         args, kwargs = call.rebuild(types)
-        captured = self._place_captures(signature, context.layout)
-        lowered = _front.lower(self._program(context, signature), captured, args, kwargs)
+        lowered = _front.lower(self._program(traced), self._place_captures(traced), args, kwargs)
         _compat.describe_arguments(lowered, types)
         return lowered
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
-        context, signature = self._find(self._bind(args, kwargs), staged=True)
-        return self._program(context, signature).trace(*args, **kwargs)
+        traced = self._find(self._bind(args, kwargs), staged=True)
+        return self._program(traced).trace(*args, **kwargs)
+
+    # ---- a call whose signature the fast path does not know
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
-        """Run a call that the C++ front does not know.
+        """Run a call that the fast path does not know, wherever it is made.
 
-        Returns the results, what the front is to remember for the next such call (None: nothing),
-        and whether that is stale.
+        Returns the results, what the fast path is to remember for the next such call (None:
+        nothing), and whether that is stale.
         """
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
@@ -155,35 +155,32 @@ class Dispatcher:
             return results, memory, stale
         return meshes.reshard_to(mesh, results), None, False
 
-    def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
-        """Place the arguments of a call on the mesh, and run its program.
-
-        If the call has to come here again the next time, there is None in place of what C++ would
-        remember of it.
-        """
+    def _run(
+        self, call: MappedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
+        """Place the arguments of a call on the mesh, and run its program; see `_call_anew`."""
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
             # It makes the arguments global, and calls again.
             return self._processes.call(*args, **kwargs), None, False
-        context, signature = self._find(call)
-        leaves, misplaced = self._place(call, context.layout)
+        traced = self._find(call)
+        leaves, misplaced = self._place(call, traced.layout)
         args, kwargs = call.rebuild(leaves)
         if misplaced:  # they are moved now: call again, without memory of where they were
-            return self._front.call(*args, **kwargs), None, False
-        self._watch.warn_of(signature.lifted.captures, lifted=True)
+            return self.fast_path.call(*args, **kwargs), None, False
+        self._watch.warn_of(traced.lifted.captures, lifted=True)
         if self._processes is not None:
-            self._processes.agree(call, signature, context.layout)
-        self._front.throttle(context.layout.mesh)
-        captured = self._place_captures(signature, context.layout)
-        return _compat.run_jit(self._program(context, signature), captured, args, kwargs)
+            self._processes.agree(call, traced)
+        self.fast_path.throttle(traced.layout.mesh)
+        return _compat.run_jit(self._program(traced), self._place_captures(traced), args, kwargs)
 
-    def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _stage(self, call: MappedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program in an outer trace; captured arrays become constants of that trace."""
-        context, signature = self._find(call, staged=True)
+        traced = self._find(call, staged=True)
         if not captures.is_lifted_outside():
-            self._watch.warn_of(signature.lifted.captures, lifted=False)
+            self._watch.warn_of(traced.lifted.captures, lifted=False)
         try:
-            return self._program(context, signature)(*args, **kwargs)
+            return self._program(traced)(*args, **kwargs)
         except ValueError as error:
             if self._processes is None or "incompatible devices" not in str(error):
                 raise
@@ -193,25 +190,72 @@ class Dispatcher:
                 "jax_dist.shard."
             ) from None
 
-    def _find(self, call: Call, *, staged: bool = False) -> tuple[_TraceContext, Signature]:
-        """Return the mesh layout and the traced signature of a call; `staged` in an outer trace."""
+    def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call it under `jax.disable_jit`, or to find where a NaN comes from."""
+        call = self._bind(args, kwargs)
+        outer = meshes.Frame.current()
+        if outer is not None:
+            return emission.emit_inside(self.options, call, outer)
+        return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MappedCall:
+        return MappedCall.bind(self.options, self.fun, args, kwargs)
+
+    def _place(self, call: MappedCall, layout: MeshLayout) -> tuple[list[Any], bool]:
+        """Place the leaves on the mesh; return them, and whether one was committed elsewhere.
+
+        Leaves that are no arrays or numbers are left to jit, which may raise.
+        """
+        leaves, misplaced = [], False
+        for leaf, axis, argument in zip(call.leaves, call.axes, call.owners, strict=True):
+            if placement.can_be_put(leaf):
+                target = layout.sharding(axis, jnp.ndim(leaf))
+                donated = self.options.is_donated(argument)
+                leaf, elsewhere = self._placed.put(leaf, target, donated=donated)
+                misplaced = misplaced or elsewhere
+            leaves.append(leaf)
+        return leaves, misplaced
+
+    def _place_captures(self, traced: TracedPmap) -> tuple[Any, ...]:
+        """Return the captured arrays of a program, with a copy on each device of its mesh."""
+        mesh = traced.layout.mesh
+        everywhere = NamedSharding(mesh, P())
+        put = lambda value: placement.put_copy(value, everywhere)
+        return self._capture_copies.get(traced.lifted, mesh, put)
+
+    # ---- from a call to its program
+
+    def _find(self, call: MappedCall, *, staged: bool = False) -> TracedPmap:
+        """Return the function traced for the types of a call; `staged` is for an outer trace."""
         # In an outer trace, a process sees its own slices, so the size is that of one process.
-        whole = not (staged and self._is_local_view)
+        whole = not self._is_process_local(staged=staged)
         lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
-        context = _TraceContext(lay_out(), staged)
-        signature = self._signature(context, call)
-        if signature.inner != context.layout.inner:  # trace again, with mesh axes for pmaps inside
-            context = context._replace(layout=lay_out(signature.inner))
-            signature = self._signature(context, call)
-        devices, used = self.options.devices, context.layout.mesh.size
+        traced = self._trace(_TraceContext(lay_out(), staged), call)
+        if traced.inner != traced.layout.inner:  # trace again, with mesh axes for pmaps inside
+            traced = self._trace(_TraceContext(lay_out(traced.inner), staged), call)
+        devices, used = self.options.devices, traced.layout.mesh.size
         if devices is not None and used != len(devices):
             raise DeviceCountError(
                 f"pmap of '{call.fun_name}' got {len(devices)} devices for an axis of size {used}; "
                 "with devices=, each of them runs one slice."
             )
-        return context, signature
+        return traced
 
-    def _describe(self, call: Call, context: _TraceContext) -> list[Any]:
+    def _trace(self, context: _TraceContext, call: MappedCall) -> TracedPmap:
+        """Trace the user's function once for the types of a call, and analyze the trace.
+
+        jit caches traces, and gives the same jaxpr for the same types: so that is the key here.
+        """
+        args, kwargs = call.rebuild(self._types_in_trace(call, context))
+        with captures.tracing(self.options.captures):
+            trace = self._jit_of_user(context).trace(*args, **kwargs)
+        traced = self._traced.get(trace.jaxpr)
+        if traced is None:
+            traced = self._traced[trace.jaxpr] = self._analyze(context, call, trace)
+        _wanted_axes.set(None)
+        return traced
+
+    def _types_in_trace(self, call: MappedCall, context: _TraceContext) -> list[Any]:
         """Return the types of the leaves when placed on the mesh; in an outer trace, the leaves."""
         if context.staged:
             return call.leaves
@@ -219,68 +263,59 @@ class Dispatcher:
         sharding = context.layout.sharding
         return [type_of(kind, sharding=sharding(axis, len(kind.shape))) for kind, axis in pairs]
 
-    def _signature(self, context: _TraceContext, call: Call) -> Signature:
-        """Return the signature of a call. JAX caches the trace, so the jaxpr is a key for it."""
-        args, kwargs = call.rebuild(self._describe(call, context))
-        with captures.tracing(self.options.captures):
-            jaxpr = self._direct(context).trace(*args, **kwargs).jaxpr
-        signature = self._signatures.get(jaxpr)
-        if signature is None:
-            body = _last_body.get()
-            assert body is not None
-            signature = self._signatures[jaxpr] = self._analyze(context, call, jaxpr, body)
-        _last_body.set(None)
-        return signature
-
     def _analyze(
-        self, context: _TraceContext, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
-    ) -> Signature:
-        """Return the signature of a traced program, its captures and gathers rewritten."""
-        options = self.options
-        emission.check_collectives(body, jaxpr)
+        self, context: _TraceContext, call: MappedCall, trace: jax.stages.Traced
+    ) -> TracedPmap:
+        """Lift the captured arrays of a new trace, and reduce its gathers."""
+        options, jaxpr, inner = self.options, trace.jaxpr, _wanted_axes.get()
+        assert inner is not None
+        emission.check_collectives(options.fun_name, context.layout.name, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         program = lifted.jaxpr if lifted.captures and not context.staged else None
         if options.gathers != "keep":
             plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
             program = plan.jaxpr or program
         moves = () if self._processes is None else tuple(collectives(jaxpr))
-        return Signature(tuple(body.frame.wanted), body.out_tree, lifted, program, moves)
+        out_tree = jax.tree.structure(trace.out_info)
+        return TracedPmap(context, inner, out_tree, lifted, program, moves)
 
-    def _direct(self, context: _TraceContext) -> Any:
-        """Return the jit object of the program as it is traced from the user's function."""
+    # ---- jit objects
 
-        def traced(*flat_args: Any, **kwargs: Any) -> Any:
-            call = self._bind(flat_args, kwargs)
-            as_view = context.staged and self._is_local_view
-            results, body = emission.emit(self.options, call, context.layout, as_view=as_view)
-            body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # free its tracers
-            _last_body.set(body)
-            return results
-
-        return self._jit(traced, context)
-
-    def _program(self, context: _TraceContext, signature: Signature) -> Any:
-        """Return the jit object of the program; captured arrays, if any, are its first argument."""
-        if signature.program is None:  # nothing is rewritten
-            return self._direct(context)
-        offset = 1 if signature.lifted.captures and not context.staged else 0
+    def _program(self, traced: TracedPmap) -> Any:
+        """Return the jit object of a program; captured arrays, if any, are its first argument."""
+        context = traced.context
+        if traced.program is None:  # nothing is rewritten
+            return self._jit_of_user(context)
+        offset = 1 if traced.lifted.captures and not context.staged else 0
 
         def rewritten(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[offset:], kwargs)
-            signature = self._signature(context, call)  # one jit object serves several signatures
-            assert signature.program is not None
+            traced = self._trace(context, call)  # one jit object serves several signatures
+            assert traced.program is not None
             captured = flat_args[0] if offset else ()
-            flat = interpreter.evaluate(signature.program, [*captured, *call.leaves])
-            return jax.tree.unflatten(signature.out_tree, flat)
+            flat = interpreter.evaluate(traced.program, [*captured, *call.leaves])
+            return jax.tree.unflatten(traced.out_tree, flat)
 
         return self._jit(rewritten, context, offset)
+
+    def _jit_of_user(self, context: _TraceContext) -> Any:
+        """Return the jit object of the program as it is traced from the user's function."""
+
+        def program(*flat_args: Any, **kwargs: Any) -> Any:
+            call = self._bind(flat_args, kwargs)
+            as_view = self._is_process_local(staged=context.staged)
+            results, inner = emission.emit(self.options, call, context.layout, as_view=as_view)
+            _wanted_axes.set(inner)
+            return results
+
+        return self._jit(program, context)
 
     def _jit(
         self, function: Callable[..., Any], context: _TraceContext, offset: int | None = None
     ) -> Any:
         """Return `function` under jit, cached by its context and `offset`.
 
-        `offset` is the number of arguments before the user's; None for the program of `_direct`.
+        `offset` is the number of arguments before the user's; None for `_jit_of_user`.
         """
         key, first = (context, offset), offset or 0
         if key not in self._jits:
@@ -311,34 +346,3 @@ class Dispatcher:
 
         shardings = jax.tree.map(sharding, self.options.out_axes, is_leaf=axes.is_none)
         return {"out_shardings": shardings}
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        return Call.bind(self.options, self._fun(), args, kwargs)
-
-    def _place(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
-        """Place the leaves on the mesh; return them, and whether one was committed elsewhere.
-
-        Leaves that are no arrays or numbers are left to jit, which may raise.
-        """
-        leaves, misplaced = [], False
-        for leaf, axis, argument in zip(call.leaves, call.axes, call.owners, strict=True):
-            if placement.can_be_put(leaf):
-                target = layout.sharding(axis, jnp.ndim(leaf))
-                donated = self.options.is_donated(argument)
-                leaf, elsewhere = self._placed.put(leaf, target, donated=donated)
-                misplaced = misplaced or elsewhere
-            leaves.append(leaf)
-        return leaves, misplaced
-
-    def _place_captures(self, signature: Signature, layout: Layout) -> tuple[Any, ...]:
-        everywhere = NamedSharding(layout.mesh, P())
-        put = lambda value: placement.put_copy(value, everywhere)
-        return self._capture_copies.get(signature.lifted, layout.mesh, put)
-
-    def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Call it under `jax.disable_jit`, or to find where a NaN comes from."""
-        call = self._bind(args, kwargs)
-        outer = meshes.Frame.current()
-        if outer is not None:
-            return emission.emit_inside(self.options, call, outer)
-        return emission.emit(self.options, call, self.options.lay_out(call.size))[0]

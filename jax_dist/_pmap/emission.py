@@ -22,9 +22,9 @@ from jax_dist._passes import interpreter, rebind
 from jax_dist._passes.interpreter import named_axes
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call
-from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, Layout
-from jax_dist._pmap.options import Options
+from jax_dist._pmap.call import MappedCall
+from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, MeshLayout
+from jax_dist._pmap.options import PmapOptions
 from jax_dist.errors import DeviceCountError, MappedAxisError
 
 _MAX_RANK = 64  # of NumPy arrays
@@ -34,10 +34,9 @@ _MAX_RANK = 64  # of NumPy arrays
 class TracedBody:
     """The user's function, to be traced for the devices of a mesh axis or as a vmap."""
 
-    options: Options
-    call: Call
+    options: PmapOptions
+    call: MappedCall
     frame: Frame
-    shadows: bool = False  # whether an outer vmap has the same axis name
     out_tree: Any = None  # this and the next: known once it is traced
     out_axes: tuple[Axis, ...] = ()  # of each leaf of the output
 
@@ -57,12 +56,19 @@ class TracedBody:
         manual: set[str] | None = None,
         run: Callable[[Sequence[Any]], list[Any]] | None = None,
     ) -> list[list[Any]]:
-        """Trace it into a `shard_map`, one slice on each device along mesh axis `name`.
+        """Trace the function into a `shard_map`; return its output in the groups of `out_specs`.
 
-        Of `(8, 3)` over 8 devices, a block is `(1, 3)`, and the function gets `(3,)`. `leaves` are
-        global arrays; before those of the call may be replicated ones, if `run`, which is called in
-        the place of `self.run`, takes them. Along the axes in `manual` but `name`, all devices
-        compute the same. Returns the output in the groups of `out_specs`.
+        Of a leaf `(8, 3)` that is mapped over its first dimension and 8 devices, shard_map gives
+        each device a block `(1, 3)`, and the function gets the slice `(3,)`.
+
+        Args:
+          leaves: global arrays: those of the call. With `run`, others may come before them, of
+            which each device gets the whole.
+          name: the mesh axis with one slice on each device.
+          mesh: where; None for the mesh of the context.
+          manual: the axes that the shard_map is manual over, if more than `name`. Along the others
+            all devices compute the same.
+          run: what to call on the slices instead of `self.run`.
         """
         run = run or self.run
         replicated: list[Axis] = [None] * (len(leaves) - len(self.call.leaves))
@@ -91,9 +97,10 @@ class TracedBody:
     def out_specs(self, name: Any) -> list[P]:
         """Return the shard_map's out_specs: `[P(), P("i")]` for out_axes=0 over mesh axis "i".
 
-        That is one for replicated leaves, then one for each out axis. The body returns its leaves
-        grouped so, since out_specs are needed before the trace, when neither the structure of the
-        output is known nor which dimension a negative axis means.
+        shard_map needs them before the trace, when neither the structure of the output is known nor
+        which dimension a negative axis means. So its body returns the leaves in groups: first the
+        replicated ones (out_axes=None), then those stacked along dimension 0, 1 and so on; there is
+        one spec for each group.
         """
         out_axes = jax.tree.leaves(self.options.out_axes)
         last = _MAX_RANK if any(axis < 0 for axis in out_axes) else max(out_axes, default=0)
@@ -104,29 +111,29 @@ class TracedBody:
         iterators = [iter(group) for group in groups]
         return [next(iterators[_group_index(axis)]) for axis in self.out_axes]
 
-    def inside_region(self, axis: InnerAxis) -> list[Any]:
+    def map_over_free_axis(self, name: str, size: int) -> list[Any]:
         """Map a pmap inside of another one, over a free axis of its mesh; return the output leaves.
 
-        The body may use tracers of the outer body, which a nested shard_map cannot close over. A
-        first trace finds them; the jaxpr is then mapped with them as its first operands. Without
-        any, the function itself is mapped: a jaxpr may hold kernels that cannot be moved.
+        The function may use tracers of the outer body, which a nested shard_map cannot close over.
+        A first trace finds them among the constants of its jaxpr; the jaxpr is then mapped with
+        them as its first operands. Without any, the function itself is mapped, for a jaxpr may hold
+        kernels that cannot be moved.
         """
-        run = lambda *slices: self.run(slices)
-        axis_env: Any = [tuple(axis)]
-        jaxpr = jax.make_jaxpr(run, axis_env=axis_env)(*self.call.slices())
+        run_on_slices = lambda *slices: self.run(slices)
+        jaxpr = jax.make_jaxpr(run_on_slices, axis_env=[(name, size)])(*self.call.slices())
         consts = interpreter.constants(jaxpr)
-        outer_tracers = {i: const for i, const in enumerate(consts) if isinstance(const, Tracer)}
+        outer_tracers = {n: const for n, const in enumerate(consts) if isinstance(const, Tracer)}
         if not outer_tracers:
-            return self.ungroup(self.map_over_devices(self.call.leaves, axis.name))
+            return self.ungroup(self.map_over_devices(self.call.leaves, name))
 
         def evaluate(operands: Sequence[Any]) -> list[Any]:
             inner_tracers = dict(zip(outer_tracers, operands, strict=False))
-            inner_consts = [inner_tracers.get(i, const) for i, const in enumerate(consts)]
+            inner_consts = [inner_tracers.get(n, const) for n, const in enumerate(consts)]
             closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), inner_consts)
             return rebind.evaluate(closed, operands[len(outer_tracers) :])
 
         operands = [*outer_tracers.values(), *self.call.leaves]
-        return self.ungroup(self.map_over_devices(operands, axis.name, run=evaluate))
+        return self.ungroup(self.map_over_devices(operands, name, run=evaluate))
 
     def trace_as_vmap(self, name: Any) -> list[Any]:
         """Trace it as a vmap with axis name `name`; return the leaves of its output, stacked."""
@@ -145,35 +152,40 @@ def _group_index(axis: Axis) -> int:
 
 
 def emit(
-    options: Options, call: Call, layout: Layout, *, as_view: bool = False
-) -> tuple[Any, TracedBody]:
-    """Trace the user's function into a `shard_map`; return its results, and the traced body.
+    options: PmapOptions, call: MappedCall, layout: MeshLayout, *, as_view: bool = False
+) -> tuple[Any, tuple[InnerAxis, ...]]:
+    """Trace the user's function into a `shard_map`, over the mesh of `layout`.
 
-    With `as_view`, arguments and results are process-local arrays, else global ones.
+    Arguments and results are global arrays; with `as_view`, process-local ones. Returns the
+    results, and the mesh axes that pmaps inside ask for: with these in its layout, the function is
+    traced again.
     """
     inner_axes = layout.inner if meshes.mesh_of_user() is None else ()
     body = TracedBody(options, call, Frame((layout.name,), inner_axes))
-    leaves: Sequence[Any] = call.leaves
-    body.shadows = _is_bound(layout.name)
-    as_view = as_view and layout.processes > 1
-    if as_view:
-        if layout.process_mesh is None:
-            raise DeviceCountError(
-                f"pmap of '{call.fun_name}' cannot be traced over these devices: order devices= by "
-                "process, with as many of each process."
-            )
-        leaves = _convert_over_processes(_view_as_whole, leaves, call.axes, layout)
-    outs = _emit_on_mesh(body, leaves, layout)
-    if as_view:
-        outs = _convert_over_processes(_whole_as_view, outs, body.out_axes, layout)
-    return jax.tree.unflatten(body.out_tree, outs), body
+    if not as_view or layout.processes == 1:
+        outs = _emit_on_mesh(body, call.leaves, layout)
+    elif (process_mesh := layout.process_mesh) is None:
+        raise DeviceCountError(
+            f"pmap of '{call.fun_name}' cannot be traced over these devices: order devices= by "
+            "process, with as many of each process."
+        )
+    else:
+        with meshes.context_of(process_mesh):
+            pairs = zip(call.leaves, call.axes, strict=True)
+            leaves = [_view_as_whole(view, axis, layout) for view, axis in pairs]
+        outs = _emit_on_mesh(body, leaves, layout)
+        with meshes.context_of(process_mesh):
+            pairs = zip(outs, body.out_axes, strict=True)
+            outs = [_whole_as_view(whole, axis, layout) for whole, axis in pairs]
+    return jax.tree.unflatten(body.out_tree, outs), tuple(body.frame.wanted)
 
 
-def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
-    """Trace a pmap in the body of another one, `outer`: over a mesh axis of its own, or as a vmap.
+def emit_inside(options: PmapOptions, call: MappedCall, outer: Frame) -> Any:
+    """Trace a pmap in the body of another one, `outer`; return its results.
 
-    When the outermost pmap is traced first, its mesh has no axes for the pmaps inside, which become
-    vmaps. Then it is traced again, on a mesh that has the axes.
+    It is mapped over a mesh axis of its own, or is a vmap. When the outermost pmap is traced first,
+    its mesh has no axes for the pmaps inside, which become vmaps. Then it is traced again, on a
+    mesh that has the axes.
     """
     if options.devices is not None or options.backend is not None:
         raise MappedAxisError(
@@ -182,36 +194,33 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
         )
     if options.axis_size not in (None, call.size):
         raise meshes.unequal_axis_size(options, call.size)
-    axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
+    (name, size), frame, is_free = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
-    outs = body.inside_region(axis) if on_mesh else body.trace_as_vmap(axis.name)
+    outs = body.map_over_free_axis(name, size) if is_free else body.trace_as_vmap(name)
     return jax.tree.unflatten(body.out_tree, outs)
 
 
-def check_collectives(body: TracedBody, jaxpr: Any) -> None:
-    """Raise MappedAxisError if an outer vmap has the axis name of collectives in the body."""
-    name = body.frame.names[0]
-    if body.shadows and any(name in named_axes(eqn) for eqn in interpreter.equations(jaxpr)):
+def check_collectives(fun_name: str, name: str, jaxpr: Any) -> None:
+    """Raise MappedAxisError if collectives of a pmap over `name` would be those of an outer vmap.
+
+    `jaxpr` is the traced pmap. If a vmap around it has the same axis name, JAX takes the
+    collectives over that name for the vmap's, and their numbers are wrong.
+    """
+    try:
+        lax.axis_size(name)
+    except NameError:  # no vmap around has this name
+        return
+    if any(name in named_axes(eqn) for eqn in interpreter.equations(jaxpr)):
         raise MappedAxisError(
-            f"pmap of '{body.options.fun_name}' has collectives over axis {name!r}, which a vmap "
-            "around it maps, too. Use another axis_name."
+            f"pmap of '{fun_name}' has collectives over axis {name!r}, which a vmap around it "
+            "maps, too. Use another axis_name."
         )
 
 
-def _is_bound(name: str) -> bool:
-    """Return whether an outer vmap or shard_map has this axis name."""
-    try:
-        lax.axis_size(name)
-    except NameError:
-        return False
-    return True
-
-
-def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
+def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -> list[Any]:
     """Trace a body on its mesh, also if the user has set another mesh of the same devices.
 
-    XLA then moves arguments from the user's mesh to ours, and results back. Several axes of ours (a
-    pmap with pmaps inside) may not fit the axes of the user's: then both are replicated.
+    XLA then moves arguments from the user's mesh to that of the pmap, and results back.
     """
     user_mesh, mesh = meshes.mesh_of_user(), layout.mesh
     if user_mesh is None:
@@ -223,36 +232,19 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> li
             "traces."
         )
 
-    has_inner_axes = len(mesh.axis_names) > 1
-
     def run(*leaves: Any) -> list[list[Any]]:
-        if has_inner_axes:
-            leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves)
         with meshes.context_of(mesh):
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
     if meshes.is_explicit(user_mesh):  # shardings are part of types, and no constraints are allowed
-        specs = body.out_specs(meshes.all_axes(user_mesh))
+        specs = body.out_specs(user_mesh.axis_names)
         groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
         return body.ungroup(groups)
-    outs = body.ungroup(run(*leaves))
-    return [lax.with_sharding_constraint(x, P()) for x in outs] if has_inner_axes else outs
+    return body.ungroup(run(*leaves))
 
 
-def _convert_over_processes(
-    convert: Callable[..., jax.Array],
-    leaves: Sequence[Any],
-    leaf_axes: Sequence[Axis],
-    layout: Layout,
-) -> list[Any]:
-    """Call `convert(leaf, axis, layout)` for each leaf, with `layout.process_mesh` set."""
-    assert layout.process_mesh is not None
-    with meshes.context_of(layout.process_mesh):
-        return [convert(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
-
-
-def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
+def _view_as_whole(view: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
     """Convert a process-local array to a global one: `[L, *s] -> [P * L, *s]` (for axis 0).
 
     To the program, the view is replicated over processes; in truth each process holds its own
@@ -266,7 +258,7 @@ def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     return lax.reshape(merged, axes.resize(view.shape, axis, view.shape[axis] * layout.processes))
 
 
-def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
+def _whole_as_view(whole: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
     """Invert `_view_as_whole`: `[P * L, *s] -> [L, *s]` (for axis 0)."""
     if axis is None:
         return whole
@@ -277,7 +269,7 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     return _convert(parts, axis, layout, to_whole=False)[0]
 
 
-def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
+def _convert(parts: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool) -> jax.Array:
     """Convert `[P, ..., L, ...]` between a process-local and a global array, differentiably.
 
     There are P processes with L devices each. In the process-local array, row 0 is the view of this

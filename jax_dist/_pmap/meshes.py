@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat import Device
+from jax_dist._front import is_staged
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist.errors import DeviceCountError, MappedAxisError
 
 if TYPE_CHECKING:
-    from jax_dist._pmap.options import Options
+    from jax_dist._pmap.options import PmapOptions
 
 UNNAMED = "pmap_axis_0"  # if the user gives no name; fixed, since it is part of the cache key
-PROCESS_AXIS = "pmap_process"  # the axis over processes in `Layout.process_mesh`
+_NO_MESH = Mesh(np.empty((), dtype=object), ())
+PROCESS_AXIS = "pmap_process"  # the axis over processes in `MeshLayout.process_mesh`
 
 
 class InnerAxis(NamedTuple):
@@ -37,7 +40,7 @@ class InnerAxis(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
+class MeshLayout:
     """A mesh whose first axis is the mapped one."""
 
     mesh: Mesh
@@ -66,11 +69,16 @@ class Layout:
         )
 
     @functools.cached_property
-    def process_local(self) -> "Layout":
+    def _row_processes(self) -> np.ndarray:
+        """The process of each row of the mesh `[size, *inner]`, whose devices belong to one."""
+        rows = self.mesh.devices.reshape(self.size, -1)
+        return np.array([owner_of(row[0]) for row in rows])
+
+    @functools.cached_property
+    def process_local(self) -> "MeshLayout":
         """The layout over the devices of this process only, with the same axis names."""
-        here = jax.process_index()
-        rows = np.array([row for row in self.mesh.devices if _process_of(row) == here])
-        return Layout(_compat.auto_mesh(rows, self.mesh.axis_names), self.local_size, 1)
+        rows = self.mesh.devices[self._row_processes == jax.process_index()]
+        return MeshLayout(_compat.auto_mesh(rows, self.mesh.axis_names), self.local_size, 1)
 
     @functools.cached_property
     def process_mesh(self) -> Mesh | None:
@@ -78,23 +86,23 @@ class Layout:
 
         None if the devices of a process are not side by side.
         """
-        size, *inner_sizes = self.mesh.devices.shape
-        grid = self.mesh.devices.reshape(self.processes, size // self.processes, *inner_sizes)
-        for rows in grid:
-            if len({_process_of(row) for row in rows}) > 1:
-                return None
+        processes = self._row_processes.reshape(self.processes, self.local_size)
+        if (processes != processes[:, :1]).any():
+            return None
+        inner_sizes = self.mesh.devices.shape[1:]
+        grid = self.mesh.devices.reshape(self.processes, self.local_size, *inner_sizes)
         return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
 
 
 @functools.lru_cache(maxsize=1024)
 def make_layout(
-    options: "Options",
+    options: "PmapOptions",
     candidates: tuple[Device, ...],  # part of the key: a restarted backend has other ones
     size: int,
     inner: tuple[InnerAxis, ...] = (),
     *,
     whole: bool,
-) -> Layout:
+) -> MeshLayout:
     """Return the layout for a mapped axis, over the first candidate devices of each process.
 
     A size of 8 over 2 processes takes 4 devices of each. `size` is that over all processes if
@@ -129,10 +137,10 @@ def make_layout(
     names = (options.mesh_axis, *[axis.name for axis in inner])
     shape = (global_size, *[axis.size for axis in inner])
     mesh = _compat.auto_mesh(np.array(used).reshape(shape), names)
-    return Layout(mesh=mesh, size=global_size, processes=len(processes))
+    return MeshLayout(mesh=mesh, size=global_size, processes=len(processes))
 
 
-def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
+def unequal_axis_size(options: "PmapOptions", size: int) -> MappedAxisError:
     """Return the error for an `axis_size=` that the arguments do not have."""
     return MappedAxisError(
         f"pmap of '{options.fun_name}': axis_size={options.axis_size} does not match the mapped "
@@ -143,11 +151,6 @@ def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
 def owner_of(device: Device) -> int:
     """Return the process that runs programs on a device; 0 for all that only compile."""
     return 0 if _compat.is_compile_only(device) else device.process_index
-
-
-def _process_of(row: object) -> int:
-    """Return the process of a row of a mesh: a device, or an array of devices of one process."""
-    return owner_of(np.asarray(row, dtype=object).flat[0])
 
 
 @contextlib.contextmanager
@@ -181,19 +184,13 @@ def manual_axes() -> tuple[object, ...]:
     return tuple(name for name, kind in kinds if kind == AxisType.Manual)
 
 
-def all_axes(mesh: Mesh | AbstractMesh) -> Any:
-    """Return the entry of a spec that shards a dimension over all axes of a mesh."""
-    return mesh.axis_names[0] if len(mesh.axis_names) == 1 else tuple(mesh.axis_names)
-
-
-def outside_of_meshes() -> contextlib.AbstractContextManager[None]:
-    """Unset the mesh that the user has set, while tracing."""
-    return context_of(AbstractMesh((), ()))
-
-
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Unset the mesh that the user has set, outside of any trace."""
-    return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
+    """Unset the mesh that the user has set, for jit would run programs on its devices only.
+
+    Does nothing in a trace, where no program runs.
+    """
+    is_unset = mesh_of_user() is None or is_staged()
+    return contextlib.nullcontext() if is_unset else jax.set_mesh(_NO_MESH)
 
 
 def reshard_to(mesh: Mesh, results: Any) -> Any:
@@ -202,7 +199,6 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
     With Explicit axes, results on another mesh could not be combined with the caller's arrays. No
     buffer is moved.
     """
-    entry = all_axes(mesh)
 
     def reshard(array: jax.Array) -> jax.Array:
         sharding: Any = array.sharding
@@ -210,7 +206,7 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
         if has_inner_axes or [*sharding.mesh.devices.flat] != [*mesh.devices.flat]:
             return array
         # The mapped axis of our mesh takes up all its devices, and so all axes of the user's.
-        spec = PartitionSpec(*[None if part is None else entry for part in sharding.spec])
+        spec = P(*[None if part is None else mesh.axis_names for part in sharding.spec])
         return jax.device_put(array, NamedSharding(mesh, spec))
 
     return jax.tree.map(reshard, results)

@@ -14,7 +14,7 @@ from jax_dist._passes.captures import Captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.meshes import UNNAMED, InnerAxis, Layout, make_layout
+from jax_dist._pmap.meshes import UNNAMED, InnerAxis, MeshLayout, make_layout
 from jax_dist.errors import ArgumentTypeError, DeviceCountError
 
 Arrays: TypeAlias = Literal["local", "global"]
@@ -22,7 +22,7 @@ _CHOICES = {"captures": Captures, "gathers": Gathers, "arrays": Arrays}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Options:
+class PmapOptions:
     """Validated options of `pmap`, for one function.
 
     Containers of axes are copied, since the caller may change them later.
@@ -45,9 +45,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("in_axes", "out_axes"):
             prefix = getattr(self, name)
-            if type(prefix) is not int:
-                axes.check_axes(name, prefix)
-                self._set(name, jax.tree.map(lambda axis: axis, prefix, is_leaf=axes.is_none))
+            axes.check_axes(name, prefix)
+            self._set(name, jax.tree.map(lambda axis: axis, prefix, is_leaf=axes.is_none))
         self._set("static", axes.argument_numbers("static_broadcasted_argnums", self.static))
         self._set("donated", axes.argument_numbers("donate_argnums", self.donated))
         names = self.donated_names
@@ -67,12 +66,8 @@ class Options:
         """A hashable value that is equal for equal options, also if axes are in dicts and lists."""
         # Not dataclasses.astuple, which copies deeply: devices cannot be copied.
         values = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-        try:
-            hash(values)
-        except TypeError:
-            leaves, structure = jax.tree.flatten(values, is_leaf=axes.is_none)
-            return (*leaves, structure)
-        return values
+        leaves, structure = jax.tree.flatten(values, is_leaf=axes.is_none)
+        return (*leaves, structure)
 
     @property
     def mesh_axis(self) -> str:
@@ -85,7 +80,7 @@ class Options:
 
     def lay_out(
         self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
-    ) -> Layout:
+    ) -> MeshLayout:
         """Return the layout for a mapped axis of `size`; see `meshes.make_layout`."""
         return make_layout(self, self.candidates(), size, inner, whole=whole)
 
@@ -93,7 +88,7 @@ class Options:
         """Return whether the argument at this position, or of this keyword, is donated."""
         return owner in self.donated or owner in self.donated_names
 
-    def with_name_of(self, fun: Callable) -> "Options":
+    def with_name_of(self, fun: Callable) -> "PmapOptions":
         """Return these options for `fun`: with its name, and with donation by its signature.
 
         Arguments are donated whether passed by position or by keyword, as by `jax.jit`.

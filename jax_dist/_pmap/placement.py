@@ -4,7 +4,6 @@ Shapes: `N` devices; `*s` is what one device holds. The buffers of an array of t
 those of the data inside: `[*s]` as `[*s, n]`.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -130,7 +129,7 @@ def unreplicate(tree: Any) -> Any:
     >>> unreplicate(device_put_replicated(np.float32(3), jax.devices()))
     Array(3., dtype=float32)
     """
-    with _no_mesh():
+    with meshes.no_mesh():
         return jax.tree.map_with_path(_first_slice, tree)
 
 
@@ -350,7 +349,7 @@ def copy_if_aliased(tree: Any, where: Sharding) -> Any:
             return leaf
         if leaf.sharding.device_set.isdisjoint(devices):
             return leaf
-        with _no_mesh():
+        with meshes.no_mesh():
             return with_data(leaf, jnp.copy) if is_key(leaf) else jnp.copy(leaf)
 
     def copy_once(leaf: Any) -> Any:
@@ -359,12 +358,6 @@ def copy_if_aliased(tree: Any, where: Sharding) -> Any:
         return copies[id(leaf)]
 
     return tree if is_staged() else jax.tree.map(copy_once, tree)
-
-
-def _no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Unset the user's mesh outside of traces; programs could run on its devices only."""
-    is_unset = meshes.mesh_of_user() is None or is_staged()
-    return contextlib.nullcontext() if is_unset else meshes.no_mesh()
 
 
 def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
@@ -391,18 +384,15 @@ def _sharding_over(devices: tuple[Device, ...]) -> NamedSharding:
 
 def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
     """Return slices `[*s]`, one for each of N devices, as one array `[N, *s]` over the devices."""
-    if is_key(slices[0]):
-        data = [jax.random.key_data(x) for x in slices]
-        return with_data(slices[0], lambda _: _stack(data, devices))
-    sharding = _sharding_over(devices)
-    with _no_mesh():  # one row `[1, *s]` for an array that occurs N times
+    sharding, shape = _sharding_over(devices), (len(devices), *jnp.shape(slices[0]))
+    with meshes.no_mesh():  # one row `[1, *s]` for an array that occurs N times
         expand = lambda x: (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0)
         row_of = {id(x): expand(x) for x in slices}
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
-    shape = (len(devices), *jnp.shape(slices[0]))
     stacked = jax.make_array_from_single_device_arrays(shape, sharding, rows)
-    is_weak = all(jax.typeof(x).weak_type for x in slices)
-    return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=is_weak), sharding)
+    if not all(jax.typeof(x).weak_type for x in slices):
+        return stacked
+    return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=True), sharding)
 
 
 def with_data(keys: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:

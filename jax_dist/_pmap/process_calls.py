@@ -24,25 +24,25 @@ from jax_dist._passes.constants import is_key
 from jax_dist._passes.interpreter import equations, named_axes, names_of, record_of
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call, any_tracer, type_of
-from jax_dist._pmap.meshes import Layout
-from jax_dist._pmap.options import Options
+from jax_dist._pmap.call import MappedCall, any_tracer, type_of
+from jax_dist._pmap.meshes import MeshLayout
+from jax_dist._pmap.options import PmapOptions
 from jax_dist._pmap.placement import with_data
 from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:
-    from jax_dist._pmap.dispatch import Signature
+    from jax_dist._pmap.dispatch import TracedPmap
 
 _MAX_CONVERSIONS = 4096  # to remember; a program with more than that makes new avals all the time
 
 
 class _Conversion(NamedTuple):
-    """The type of an array in the two views, process-local and global."""
+    """How arrays of one aval and sharding were converted."""
 
-    aval: Any  # kept alive, since conversions are cached by its id
+    aval: Any  # of the argument; kept alive, since conversions are cached by its id
     sharding: Sharding
-    other_aval: Any
-    other_sharding: NamedSharding
+    new_aval: ShapedArray
+    new_sharding: NamedSharding
 
 
 class _MisfitError(Exception):
@@ -52,31 +52,63 @@ class _MisfitError(Exception):
 class _LocalView:
     """Conversion between process-local and global arrays, for one layout.
 
-    A training loop has the same few avals again and again, as the very same objects. Looking them
-    up by identity makes a call with 100 leaves fast.
+    A training loop has the same few avals again and again, as the very same objects. Looking up by
+    their identity how to convert them makes a call with 100 leaves fast.
     """
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: MeshLayout):
         self.layout = layout
-        self._to_global: dict[tuple[int, Axis], _Conversion] = {}
-        self._to_local: dict[int, _Conversion] = {}
+        # By the id of an aval, and the mapped axis; "local" for the conversion to process-local.
+        self._conversions: dict[tuple[int, Axis | str], _Conversion] = {}
 
     def to_global(self, leaf: Any, axis: Axis) -> Any:
         """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); a global one stays as it is.
 
-        `axis` is the mapped dimension; None: all processes have the same value.
+        `axis` is the mapped dimension; None: all processes have the same value. An array that is on
+        the devices already is not copied.
         """
-        known = self._to_global.get((id(getattr(leaf, "aval", None)), axis))
+        key = (id(getattr(leaf, "aval", None)), axis)
+        known = self._conversions.get(key)
         if known is not None and known.sharding is leaf.sharding:
-            return _compat.rewrap(leaf, known.other_aval, known.other_sharding)
-        return self._convert_to_global(leaf, axis)
+            return _compat.rewrap(leaf, known.new_aval, known.new_sharding)
+        if is_global(leaf):
+            return leaf
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
+            return self.to_global(np.zeros(leaf.shape, bool), axis)
+        if is_key(leaf):  # the data have more dimensions, at the end
+            axis_from_left = None if axis is None else axis % leaf.ndim
+            return with_data(leaf, lambda data: self.to_global(data, axis_from_left))
+        kind = self.describe(leaf, axis)
+        aval, sharding = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
+        local = self.layout.process_local.sharding(axis, kind.ndim)
+        if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:  # faster than device_put
+            indices = local.devices_indices_map(leaf.shape)
+            slices = [leaf[index] for index in indices.values()]
+            return _compat.put_slices(aval, sharding, slices, list(indices))
+        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
+        if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
+            return self._rewrap(leaf, key, aval, sharding)
+        return _compat.rewrap(jax.device_put(leaf, local), aval, sharding)
 
     def to_local(self, array: Any) -> Any:
-        """Convert `[P * L, *s]` to `[L, *s]` (for axis 0), if it is sharded over processes."""
-        known = self._to_local.get(id(array.aval))
+        """Convert `[P * L, *s]` to `[L, *s]` (for axis 0), without a copy.
+
+        An array that is sharded over the devices of this process only stays as it is.
+        """
+        key = (id(array.aval), "local")
+        known = self._conversions.get(key)
         if known is not None and known.sharding is array.sharding:
-            return _compat.rewrap(array, known.other_aval, known.other_sharding)
-        return self._convert_to_local(array)
+            return _compat.rewrap(array, known.new_aval, known.new_sharding)
+        if is_key(array):
+            return with_data(array, self.to_local)
+        if array.is_fully_addressable:
+            return array
+        spec, shape = array.sharding.spec, array.shape
+        for dim, entry in enumerate(spec):
+            if self.layout.name in names_of(entry):
+                shape = axes.resize(shape, dim, shape[dim] // self.layout.processes)
+        local = NamedSharding(self.layout.process_local.mesh, spec)
+        return self._rewrap(array, key, ShapedArray(shape, array.dtype), local)
 
     def describe(self, leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
         """Return the type of the global array that `to_global` makes; raises `_MisfitError`."""
@@ -90,57 +122,14 @@ class _LocalView:
         # The dtype is not weak, even if that of the leaf is; jax.pmap's are not, either.
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
 
-    def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Return the global array of which a leaf is the part of this process.
-
-        If the leaf is on the devices already, nothing is copied, and how is remembered.
-        """
-        if is_global(leaf):
-            return leaf
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
-            return self._convert_to_global(np.zeros(leaf.shape, bool), axis)
-        if is_key(leaf):  # the data have more dimensions, at the end
-            axis_from_left = None if axis is None else axis % leaf.ndim
-            return with_data(leaf, lambda data: self._convert_to_global(data, axis_from_left))
-        kind = self.describe(leaf, axis)
-        aval, target = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
-        local = self.layout.process_local.sharding(axis, kind.ndim)
-        if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
-            indices = local.devices_indices_map(leaf.shape)
-            slices = [leaf[index] for index in indices.values()]
-            return _compat.put_slices(aval, target, slices, list(indices))
-        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
-        if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
-            conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
-            _remember(self._to_global, (id(leaf.aval), axis), conversion)
-            return _compat.rewrap(leaf, aval, target)
-        return _compat.rewrap(jax.device_put(leaf, local), aval, target)
-
-    def _convert_to_local(self, array: Any) -> Any:
-        """Return the part of a global array that this process has, without a copy.
-
-        How is remembered by the type of the array, for the next results of the same program.
-        """
-        if is_key(array):
-            return with_data(array, self._convert_to_local)
-        if array.is_fully_addressable:
-            return array
-        spec, shape = array.sharding.spec, array.shape
-        local = NamedSharding(self.layout.process_local.mesh, spec)
-        for axis, entry in enumerate(spec):
-            if self.layout.name in names_of(entry):
-                shape = axes.resize(shape, axis, shape[axis] // self.layout.processes)
-        aval = ShapedArray(shape, array.dtype)
-        conversion = _Conversion(array.aval, array.sharding, aval, local)
-        _remember(self._to_local, id(array.aval), conversion)
-        return _compat.rewrap(array, aval, local)
-
-
-def _remember(conversions: dict, key: Any, conversion: _Conversion) -> None:
-    """Add a conversion to a cache, which is emptied when it is full."""
-    if len(conversions) >= _MAX_CONVERSIONS:
-        conversions.clear()
-    conversions[key] = conversion
+    def _rewrap(
+        self, array: Any, key: Any, aval: ShapedArray, sharding: NamedSharding
+    ) -> jax.Array:
+        """Return the same buffers as an array of another type, and remember how by `key`."""
+        if len(self._conversions) >= _MAX_CONVERSIONS:
+            self._conversions.clear()
+        self._conversions[key] = _Conversion(array.aval, array.sharding, aval, sharding)
+        return _compat.rewrap(array, aval, sharding)
 
 
 class ProcessCalls:
@@ -152,11 +141,11 @@ class ProcessCalls:
 
     def __init__(
         self,
-        options: Options,
+        options: PmapOptions,
         fun: Callable[[], Callable],
         *,
         run: Callable[..., Any],
-        layout_of: Callable[[Call], Layout],
+        layout_of: Callable[[MappedCall], MeshLayout],
     ):
         """Call `run`, on global arrays; `layout_of` traces a call to find its layout."""
         self._options, self._fun, self._run, self._layout_of = options, fun, run, layout_of
@@ -168,60 +157,56 @@ class ProcessCalls:
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on process-local arrays."""
         static = self._options.static
-        mapped = [arg for number, arg in enumerate(args) if number not in static]
+        mapped = tuple(arg for number, arg in enumerate(args) if number not in static)
         leaves, structure = jax.tree.flatten((mapped, kwargs))
         if any_tracer(leaves):
             return self._run(*args, **kwargs)
-        bind = lambda: Call.bind(self._options, self._fun(), args, kwargs)  # slow; for new ones
-        structure_key = (structure, len(args))
-        leaf_axes = self._axes.get(structure_key)
+        # Slow: for the first call of a structure, and for errors.
+        bind = lambda: MappedCall.bind(self._options, self._fun(), args, kwargs)
+        leaf_axes = self._axes.get(structure)
         if leaf_axes is None:
-            leaf_axes = self._axes[structure_key] = bind().axes
-        view = self._view(structure_key, leaves, leaf_axes, bind)
+            leaf_axes = self._axes[structure] = bind().axes
+        view = self._view(structure, leaves, leaf_axes, bind)
         try:
             arrays = [view.to_global(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
         except _MisfitError:
             raise _misfit_error(bind(), view) from None
         if any_tracer(arrays):  # in an outer trace, device_put of a constant makes a tracer
             return self._run(*args, **kwargs)
-        mapped, keywords = jax.tree.unflatten(structure, arrays)
-        remaining = iter(mapped)
-        global_args = [arg if n in static else next(remaining) for n, arg in enumerate(args)]
-        output = self._run(*global_args, **keywords)
-        if self._is_global:
-            return output
-        flat, structure = jax.tree.flatten(output)
-        return jax.tree.unflatten(structure, [view.to_local(leaf) for leaf in flat])
+        global_args, keywords = jax.tree.unflatten(structure, arrays)
+        remaining = iter(global_args)
+        all_args = [arg if n in static else next(remaining) for n, arg in enumerate(args)]
+        output = self._run(*all_args, **keywords)
+        return output if self._is_global else jax.tree.map(view.to_local, output)
 
     def abstract(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of `lower` with the types of global arrays in place of arrays."""
-        call = Call.bind(self._options, self._fun(), args, kwargs)
-        structure_key = (jax.tree.structure((args, kwargs)), len(args))
-        view = self._view(structure_key, call.leaves, call.axes, lambda: call)
+        call = MappedCall.bind(self._options, self._fun(), args, kwargs)
+        view = self._view(call.structure, call.leaves, call.axes, lambda: call)
         return call.rebuild(self._describe(call, view))
 
-    def agree(self, call: Call, signature: "Signature", layout: Layout) -> None:
+    def agree(self, call: MappedCall, traced: "TracedPmap") -> None:
         """Compare a program that has collectives with the other processes, before its first run."""
         types = [type_of(leaf) for leaf in call.leaves]
         hashable_types = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         key = hash((call.structure, hashable_types, call.static))
-        if not signature.collectives or key in self._agreed:
+        if not traced.collectives or key in self._agreed:
             return
         descriptions = {}  # of arguments as the user passes them, by path
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
-                shape[axis] //= layout.processes
+                shape[axis] //= traced.layout.processes
             descriptions[path] = describe(type_of(kind, shape))
         for number, value in zip(self._options.static, call.static, strict=True):
             descriptions[f"static argument {number}"] = describe(value)
         fingerprint = Fingerprint(containers(call.structure), descriptions)
-        agree_to_run("pmap of {}", self._fun(), fingerprint, signature.collectives, layout.mesh)
+        agree_to_run("pmap of {}", self._fun(), fingerprint, traced.collectives, traced.layout.mesh)
         self._agreed.add(key)
 
-    def _describe(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
+    def _describe(self, call: MappedCall, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
         """Return the types of the leaves as global arrays."""
         try:
             return [view.describe(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
@@ -230,28 +215,31 @@ class ProcessCalls:
 
     def _view(
         self,
-        structure_key: Any,
+        structure: Any,
         leaves: list[Any],
         leaf_axes: tuple[Axis, ...],
-        bind: Callable[[], Call],
+        bind: Callable[[], MappedCall],
     ) -> _LocalView:
-        """Return the view for a call, cached by structure and by the size of the mapped axis."""
-        for leaf, axis in zip(leaves, leaf_axes, strict=True):
-            if axis is not None:
-                shape = jnp.shape(leaf)
-                size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
-                whole = is_global(leaf)
-                key = (structure_key, size, whole)
-                if key not in self._views:
-                    self._views[key] = self._new_view(bind(), size, whole=whole)
-                return self._views[key]
-        raise AssertionError(bind().size)  # not reached: size raises MappedAxisError
+        """Return the view for a call, cached by structure and by the size of the mapped axis.
 
-    def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
+        The first mapped leaf gives the size; `to_global` compares the others.
+        """
+        pairs = zip(leaves, leaf_axes, strict=True)
+        mapped = ((leaf, axis) for leaf, axis in pairs if axis is not None)
+        leaf, axis = next(mapped, (0.0, 0))
+        shape = jnp.shape(leaf)
+        # `bind().size` raises: no leaf is mapped, or the first one has no such dimension.
+        size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
+        key = (structure, size, is_global(leaf))
+        if key not in self._views:
+            self._views[key] = self._new_view(bind(), size, whole=is_global(leaf))
+        return self._views[key]
+
+    def _new_view(self, call: MappedCall, size: int, *, whole: bool) -> _LocalView:
         """Return a view with mesh axes for pmaps inside, found by a trace on global arrays."""
         first_view = _LocalView(self._options.lay_out(size, whole=whole))
         args, kwargs = call.rebuild(self._describe(call, first_view))
-        layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
+        layout = self._layout_of(MappedCall.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout)
 
 
@@ -260,7 +248,7 @@ def is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _misfit_error(call: Call, view: _LocalView) -> MappedAxisError:
+def _misfit_error(call: MappedCall, view: _LocalView) -> MappedAxisError:
     """Return the error for a call in which `_MisfitError` was raised."""
     leaves = zip(call.paths(), call.leaves, call.axes, strict=True)
     sizes = [f"{path}: {jnp.shape(x)[axis]}" for path, x, axis in leaves if axis is not None]

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat, _front
 from jax_dist._calls import warn_user
-from jax_dist._front import Front, is_staged
+from jax_dist._front import FastPath, is_staged
 from jax_dist._multihost.agreement import Fingerprint
 from jax_dist._passes import PassFinding, PassPlan, interpreter
 from jax_dist._passes.captures import (
@@ -35,7 +35,7 @@ from jax_dist._passes.gathers import Gathers, plan_gathers
 from jax_dist._passes.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._passes.propagation import find_meshes, meshes_of
 from jax_dist._pmap import placement, process_calls
-from jax_dist._pmap.body import any_tracer, type_of
+from jax_dist._pmap.call import any_tracer, type_of
 from jax_dist._rewrite import remesh
 
 _Args: TypeAlias = tuple[Any, ...]
@@ -63,11 +63,13 @@ class _Trace:
     findings: tuple[PassFinding, ...]  # made while tracing
     meshes: tuple[Mesh, ...]  # that its equations name
     routes: bool  # whether it has custom_partitioning operations, which shardings decide on
-    programs: dict[tuple[tuple[Mesh, ...], _Shardings], "Program"]  # what passes make of it
+    programs: dict[
+        tuple[tuple[Mesh, ...], _Shardings], "RewrittenProgram"
+    ]  # what passes make of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class RewrittenProgram:
     """A trace after the passes."""
 
     trace: _Trace
@@ -82,7 +84,7 @@ class Program:
         return max(self.meshes, key=lambda mesh: mesh.is_multi_process, default=None)
 
 
-class RewrittenProgram:
+class RewriteDispatcher:
     """State of a rewritten function: `front` asks `_call_anew` about new signatures."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
@@ -95,7 +97,7 @@ class RewrittenProgram:
         self._capture_copies = placement.CaptureCopies()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _Trace]()  # as long as JAX has them
-        self.front = Front(
+        self.front = FastPath(
             name,
             self._call_anew,
             rerun=lambda args, kwargs: self._evaluate(self.find(args, kwargs), (), args, kwargs),
@@ -136,7 +138,7 @@ class RewrittenProgram:
         results, _, _ = self._run(self.find(args, kwargs), args, kwargs)
         return results, None, False
 
-    def _stage(self, program: Program, args: _Args, kwargs: _Kwargs) -> Any:
+    def _stage(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
         if program.trace.routes and not program.meshes and jax.device_count() > 1:
             warn_user(
@@ -149,7 +151,7 @@ class RewrittenProgram:
             self._watch.warn_of(program.trace.lifted.captures, lifted=False)
         return self._jit(program, takes_captures=False)(*args, **kwargs)
 
-    def _run(self, program: Program, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+    def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
         """Run a program on arrays; see `_call_anew` for the results."""
         captured, mesh = self._place_captures(program), program.mesh
         self._watch.warn_of(program.trace.lifted.captures, lifted=True)
@@ -160,12 +162,14 @@ class RewrittenProgram:
         jitted = self._jit(program, takes_captures=bool(captured))
         return _compat.run_jit(jitted, captured, args, kwargs)
 
-    def _place_captures(self, program: Program) -> tuple[Any, ...]:
+    def _place_captures(self, program: RewrittenProgram) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices that it runs on."""
         place = lambda value: _place_capture(value, program.mesh)
         return self._capture_copies.get(program.trace.lifted, program.mesh, place)
 
-    def _agree(self, program: Program, mesh: Mesh, arguments: tuple[_Args, _Kwargs]) -> None:
+    def _agree(
+        self, program: RewrittenProgram, mesh: Mesh, arguments: tuple[_Args, _Kwargs]
+    ) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
         results = jax.tree.unflatten(program.trace.out_tree, program.jaxpr.out_avals)
         fingerprint = Fingerprint.take((*arguments, results))
@@ -179,7 +183,7 @@ class RewrittenProgram:
 
     # ---- from the user's function to its program
 
-    def find(self, args: _Args, kwargs: _Kwargs) -> Program:
+    def find(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
         """Return the program for arguments of these types and shardings; values do not matter."""
         trace = self._trace_user(args, kwargs)
         leaf_shardings = [
@@ -239,7 +243,7 @@ class RewrittenProgram:
 
     def _run_passes(
         self, trace: _Trace, meshes: tuple[Mesh, ...], shardings: _Shardings
-    ) -> Program:
+    ) -> RewrittenProgram:
         """Return the program after all passes, in their order."""
         options, plan = self.options, PassPlan(trace.lifted.jaxpr, trace.findings)
         if jax.process_count() == 1:
@@ -253,9 +257,9 @@ class RewrittenProgram:
         if options.gathers != "keep":
             plan = plan.then(plan_gathers, exact=options.gathers == "exact")
         assert plan.jaxpr is not None
-        return Program(trace, plan.jaxpr, plan.findings, meshes, jits={})
+        return RewrittenProgram(trace, plan.jaxpr, plan.findings, meshes, jits={})
 
-    def _jit(self, program: Program, *, takes_captures: bool) -> Any:
+    def _jit(self, program: RewrittenProgram, *, takes_captures: bool) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, or in it."""
         if takes_captures not in program.jits:
             # `first` is the position of the user's first argument, after the captured arrays.
@@ -280,7 +284,7 @@ class RewrittenProgram:
         return program.jits[takes_captures]
 
     def _evaluate(
-        self, program: Program, captured: Sequence[Any], args: _Args, kwargs: _Kwargs
+        self, program: RewrittenProgram, captured: Sequence[Any], args: _Args, kwargs: _Kwargs
     ) -> Any:
         """Evaluate a program on the user's arguments; `captured` is empty for constants."""
         inputs = [*(captured or program.trace.lifted.values), *self._dynamic_leaves(args, kwargs)]

@@ -24,7 +24,8 @@ from jax_dist._compat import Device
 from jax_dist._passes import PassFinding, PassPlan, interpreter, rebind
 from jax_dist._passes.interpreter import Handler, Values
 from jax_dist._pmap import emission, meshes
-from jax_dist._pmap.body import Call, Options
+from jax_dist._pmap.call import MappedCall
+from jax_dist._pmap.options import PmapOptions
 from jax_dist.errors import ArgumentError
 
 
@@ -175,9 +176,12 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         devices = pmap.devices
         if devices is None and mesh is not None and len(mesh.axis_names) == 1:
             devices = tuple(mesh.devices.flat)
-        options = Options(
+        args, kwargs = jax.tree.unflatten(pmap.in_tree, leaves)
+        in_axes, _ = jax.tree.unflatten(pmap.in_tree, pmap.in_axes)
+        options = PmapOptions(
             fun_name="jax.pmap",
             axis_name=pmap.axis_name,
+            in_axes=in_axes,
             out_axes=pmap.out_axes,
             devices=devices,
             backend=pmap.backend,
@@ -185,7 +189,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
             captures="allow",
             gathers="keep",
         )
-        call = Call.bind_intercepted(pmap, leaves, pmap.fun, "jax.pmap")
+        call = MappedCall.bind(options, pmap.fun, args, kwargs)
         layout = options.lay_out(call.size, whole=False)
         output, _ = emission.emit(options, call, layout, as_view=True)
         name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"

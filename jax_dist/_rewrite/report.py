@@ -48,7 +48,7 @@ def find_key_causes(lowered: jax.stages.Lowered, captured: Sequence[str]) -> tup
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Report:
+class RewriteReport:
     """Report of the rewriting of a function. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the function
@@ -88,7 +88,7 @@ class Report:
         return render(*_sections(self))
 
 
-def _sections(report: Report) -> Iterator[Any]:
+def _sections(report: RewriteReport) -> Iterator[Any]:
     """Yield the renderables to print; a section without rows is left out."""
     yield rich.text.Text(f"{report.name}: {report.summary}")
     has_findings = bool((*report.findings, *report.captured))
@@ -127,7 +127,7 @@ def _captured_row(array: Capture) -> tuple[str, ...]:
     return array.name, array.type, *lines, array.action, human_bytes(array.bytes)
 
 
-def _collective_rows(report: Report) -> Iterator[tuple[str, ...]]:
+def _collective_rows(report: RewriteReport) -> Iterator[tuple[str, ...]]:
     for label, entries in _before_and_after(report.before.collectives, report.after.collectives):
         for entry in entries:
             axes = ", ".join(entry.axes) or "none of the mesh"
@@ -142,7 +142,7 @@ def _before_and_after(before: Any, after: Any) -> list[tuple[str, Any]]:
     return [("", after)] if before == after else [("before", before), ("after", after)]
 
 
-def _program_rows(report: Report) -> Iterator[tuple[str, ...]]:
+def _program_rows(report: RewriteReport) -> Iterator[tuple[str, ...]]:
     for what, field in {
         "StableHLO text": "stablehlo_bytes",
         "constants in it": "constants_bytes",
@@ -154,7 +154,7 @@ def _program_rows(report: Report) -> Iterator[tuple[str, ...]]:
         yield what, *["unknown" if n is None else human_bytes(n) for n in sizes]
 
 
-def _cache_rows(report: Report) -> Iterator[tuple[str, str]]:
+def _cache_rows(report: RewriteReport) -> Iterator[tuple[str, str]]:
     for label, causes in _before_and_after(report.cache_before, report.cache_after):
         text = "the same in every process, as far as the program shows"
         if causes:

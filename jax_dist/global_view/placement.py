@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes.constants import is_key
 from jax_dist._passes.interpreter import names_of
-from jax_dist._pmap.body import type_of
-from jax_dist._pmap.options import Options
+from jax_dist._pmap.call import type_of
+from jax_dist._pmap.options import PmapOptions
 from jax_dist._pmap.placement import put_copy, shard
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.mesh_axes import MeshAxes
-from jax_dist.global_view.report import Leaf
+from jax_dist.global_view.report import StateLeaf
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
@@ -60,7 +60,7 @@ class StateType:
 class Setting:
     """Validated options of `global_view`; it asks for devices when its axes are first read."""
 
-    options: Options  # as for pmap
+    options: PmapOptions  # as for pmap
     mapped: tuple[Any, ...]  # the mesh axes that the mapped axis is, outermost first
     state: tuple[int, ...]  # positions
     mesh: Mesh | None  # of the user
@@ -76,7 +76,7 @@ class Setting:
         mesh = _compat.auto_mesh(devices, names)
         return MeshAxes(self.options.axis_name, mesh, self.mapped)
 
-    def leaves_of(self, state: StateType, origins: Mapping[str, str]) -> list[Leaf]:
+    def leaves_of(self, state: StateType, origins: Mapping[str, str]) -> list[StateLeaf]:
         """Return the leaves of a state argument; `origins` has by path where some began to vary."""
         leaves, size = [], self.axes.size
         keys_and_types = jax.tree.leaves_with_path(state.tree)
@@ -84,7 +84,9 @@ class Setting:
             short_path = jax.tree_util.keystr(keys, simple=True, separator="/")  # "params/w"
             wanted, origin = self._sharding_of(short_path, leaf_type), origins.get(path)
             sharding = wanted if origin is None else self.axes.sharding_of_varying(wanted.spec)
-            leaves.append(Leaf(state.argument, path, leaf_type, wanted, sharding, size, origin))
+            leaves.append(
+                StateLeaf(state.argument, path, leaf_type, wanted, sharding, size, origin)
+            )
         return leaves
 
     def _sharding_of(self, path: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -122,7 +124,7 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
     return P(*[None] * longest, name)
 
 
-def place_leaf(value: Any, leaf: Leaf, axes: MeshAxes) -> Any:
+def place_leaf(value: Any, leaf: StateLeaf, axes: MeshAxes) -> Any:
     """Place a state value, `[*s]` or stacked: as `[N, *s]` if the leaf varies, else as `[*s]`."""
     is_stacked = jnp.shape(value) != leaf.type.shape
     if is_stacked and leaf.uniform:  # all slices are equal

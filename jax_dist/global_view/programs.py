@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._passes.uniformity import cut_along
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call, type_of
+from jax_dist._pmap.call import MappedCall, type_of
 from jax_dist._pmap.placement import put_as_jit_would, put_copy
 from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import placement
@@ -26,7 +26,7 @@ from jax_dist.global_view.analysis import AxisAnalysis
 from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.placement import Setting, StateType
 from jax_dist.global_view.regions import BodyPlan, Planner
-from jax_dist.global_view.report import GlobalViewReport, Leaf
+from jax_dist.global_view.report import GlobalViewReport, StateLeaf
 from jax_dist.global_view.traced_steps import TracedStep, Varying, leaf_numbers, trace_step
 
 
@@ -40,7 +40,7 @@ class StepProgram:
 
     @classmethod
     def build(
-        cls, setting: Setting, call: Call, state: list[StateType], varying: Varying
+        cls, setting: Setting, call: MappedCall, state: list[StateType], varying: Varying
     ) -> "StepProgram":
         """Trace a step for arguments of these types, and plan which parts run in a shard_map."""
         analysis = AxisAnalysis(setting.options.axis_name)
@@ -65,7 +65,7 @@ class StepProgram:
         ranks = [aval.ndim + 1 for aval in self.traced.lifted.jaxpr.out_avals]
         return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes, ranks))
 
-    def _layout(self, leaf: Leaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
+    def _layout(self, leaf: StateLeaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
         """Return the mapped dimension and the sharding: of axis 1, `(1, P(None, "i"))`."""
         if leaf is not None:
             return None if leaf.uniform else 0, leaf.sharding  # `[*s]`, or `[N, *s]`
@@ -131,7 +131,7 @@ class StepProgram:
         lowered = self.jitted.lower(self.captured, *self._arguments(types))
         return _compat.pass_first_argument(lowered, self.captured)
 
-    def place(self, call: Call) -> list[Any]:
+    def place(self, call: MappedCall) -> list[Any]:
         """Return the leaves of a call with the shardings of the program.
 
         Raises ArgumentError if the state is sharded otherwise, or a value is of this process alone.
@@ -167,7 +167,7 @@ class StepProgram:
         return results
 
 
-class Signatures:
+class ViewPrograms:
     """The programs of one view, by the types of their arguments."""
 
     def __init__(self, fun: Callable, setting: Setting):
@@ -180,7 +180,7 @@ class Signatures:
         self._known: dict[tuple[int, Any], StateType] = {}
         self.last: StepProgram | None = None
 
-    def program_for(self, call: Call) -> StepProgram:
+    def program_for(self, call: MappedCall) -> StepProgram:
         """Return the program for a call; state leaves are `[*s]`, or `[N, *s]` where they vary."""
         types = [type_of(leaf) for leaf in call.leaves]
         key = _key_of(call, types)
@@ -188,7 +188,7 @@ class Signatures:
         self._called[key] = self.last = program
         return program
 
-    def _find_or_build(self, call: Call, types: list[Any]) -> StepProgram:
+    def _find_or_build(self, call: MappedCall, types: list[Any]) -> StepProgram:
         """Return the program for a call of these types; build it if new, or more leaves vary."""
         args, _ = call.rebuild(call.leaves)
         state = [self._type_of_state(number, args[number]) for number in self._setting.state]
@@ -198,7 +198,7 @@ class Signatures:
         leaves = program.traced.state_leaves if program else ()
         # A program that took a leaf to be uniform is of no use once the leaf varies in another.
         if program is None or any(leaf.uniform and leaf.path in self._varying for leaf in leaves):
-            with meshes.outside_of_meshes():
+            with meshes.context_of(AbstractMesh((), ())):  # the user's would be in the types
                 program = StepProgram.build(self._setting, stacked_call, state, self._varying)
             self._programs[key] = program
         self._add_varying({x.path: x.origin for x in program.traced.state_leaves if x.origin})
@@ -208,7 +208,9 @@ class Signatures:
                 self._check_form(leaf, jnp.shape(value), is_explicit=is_explicit[leaf.argument])
         return program
 
-    def _stack_state(self, call: Call, types: list[Any], state: Sequence[StateType]) -> Call:
+    def _stack_state(
+        self, call: MappedCall, types: list[Any], state: Sequence[StateType]
+    ) -> MappedCall:
         """Return a call of types in which every leaf of the state is `[N, *s]`."""
         types, leaf_axes = list(types), list(call.axes)
         for state_type in state:
@@ -293,7 +295,7 @@ class Signatures:
             trees.append(jax.tree.unflatten(jax.tree.structure(args[number]), wholes))
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def _check_form(self, leaf: Leaf, shape: tuple[int, ...], *, is_explicit: bool) -> None:
+    def _check_form(self, leaf: StateLeaf, shape: tuple[int, ...], *, is_explicit: bool) -> None:
         """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
         # On 8 devices, (8, 2) may be a value (2,) for each, or one value for all.
         is_single = shape == leaf.type.shape
@@ -311,7 +313,9 @@ class Signatures:
             )
 
 
-def _move_to(value: Any, target: NamedSharding, leaf: Leaf | None, path: Callable[[], str]) -> Any:
+def _move_to(
+    value: Any, target: NamedSharding, leaf: StateLeaf | None, path: Callable[[], str]
+) -> Any:
     """Return an argument with the sharding `target`; ArgumentError if it must not be moved there.
 
     `leaf` has the facts about a leaf of the state. `path` returns the argument's name, for errors.
@@ -335,7 +339,7 @@ def _move_to(value: Any, target: NamedSharding, leaf: Leaf | None, path: Callabl
     return put_as_jit_would(value, target)
 
 
-def _key_of(call: Call, types: Sequence[Any]) -> Hashable:
+def _key_of(call: MappedCall, types: Sequence[Any]) -> Hashable:
     """Return what a program depends on: structure, static arguments, and the types of leaves."""
     of_types = ((kind.shape, kind.dtype, kind.weak_type) for kind in types)
     return call.structure, call.static, *of_types

@@ -11,7 +11,7 @@ from jax_dist._usage import counted, make_table, render
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
+class StateLeaf:
     """Facts about one leaf of the state."""
 
     argument: int  # its position
@@ -54,7 +54,7 @@ class GlobalViewReport:
 
     function: str
     devices: int
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[StateLeaf, ...]
     shard_maps: int  # in the program
     scattered: int  # sums over devices of which each device gets the shard that it keeps
 

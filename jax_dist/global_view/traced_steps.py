@@ -14,12 +14,12 @@ from jax_dist._passes.captures import Lifted
 from jax_dist._passes.uniformity import cut_along
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call
+from jax_dist._pmap.call import MappedCall
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.analysis import AxisAnalysis, find_origin
 from jax_dist.global_view.placement import Setting, StateType
-from jax_dist.global_view.report import Leaf
+from jax_dist.global_view.report import StateLeaf
 
 Varying: TypeAlias = Mapping[str, str]  # where leaves of the state begin to vary, by path
 
@@ -32,21 +32,25 @@ class TracedStep:
     argument leaf.
     """
 
-    call: Call  # of types, its state `[N, *s]` as under pmap
+    call: MappedCall  # of types, its state `[N, *s]` as under pmap
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
     ins: list[bool]  # whether each input of the jaxpr is uniform
-    in_leaves: list[Leaf | None]  # for each argument leaf, that of the state, if it is one
-    out_leaves: list[Leaf | None]  # for each result leaf, that of the state which it replaces
+    in_leaves: list[StateLeaf | None]  # for each argument leaf, that of the state, if it is one
+    out_leaves: list[StateLeaf | None]  # for each result leaf, that of the state which it replaces
 
     @property
-    def state_leaves(self) -> tuple[Leaf, ...]:
+    def state_leaves(self) -> tuple[StateLeaf, ...]:
         return tuple(leaf for leaf in self.in_leaves if leaf is not None)
 
 
 def trace_step(
-    setting: Setting, analysis: AxisAnalysis, call: Call, state: list[StateType], varying: Varying
+    setting: Setting,
+    analysis: AxisAnalysis,
+    call: MappedCall,
+    state: list[StateType],
+    varying: Varying,
 ) -> TracedStep:
     """Trace a step for one slice, and find out which leaves of its state differ between devices.
 
@@ -75,7 +79,7 @@ def trace_step(
     return TracedStep(call, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
 
 
-def _trace(setting: Setting, call: Call) -> tuple[Lifted, Any, tuple[Axis, ...]]:
+def _trace(setting: Setting, call: MappedCall) -> tuple[Lifted, Any, tuple[Axis, ...]]:
     """Trace the step for one slice; return its jaxpr, result structure and flat out_axes."""
     options = setting.options
     outputs: list[tuple[Any, tuple[Axis, ...]]] = []
@@ -114,7 +118,7 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 
 
 def _pair_results(
-    call: Call, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
+    call: MappedCall, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
     """Return the state leaf whose new value a result is: `{1: 0}` for `w, x -> loss, w`."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
@@ -153,13 +157,13 @@ def _check_results(
 
 
 def _leaves_of_state(
-    setting: Setting, call: Call, state: Sequence[StateType], origins: Varying
-) -> dict[int, Leaf]:
+    setting: Setting, call: MappedCall, state: Sequence[StateType], origins: Varying
+) -> dict[int, StateLeaf]:
     """Return the leaves of the state, by number among all leaves of the call.
 
     One that varies (see `origins`) cannot be sharded: an error, or a warning if others can.
     """
-    leaves: dict[int, Leaf] = {}
+    leaves: dict[int, StateLeaf] = {}
     for kind in state:
         numbers = leaf_numbers(call, kind.argument)
         leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
@@ -184,6 +188,6 @@ def _leaves_of_state(
     return leaves
 
 
-def leaf_numbers(call: Call, argument: int) -> list[int]:
+def leaf_numbers(call: MappedCall, argument: int) -> list[int]:
     """Return the numbers of the leaves of an argument among those of the call."""
     return [number for number, owner in enumerate(call.owners) if owner == argument]

@@ -1,6 +1,5 @@
 """A step that was written for pmap, on global arrays."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
@@ -12,13 +11,13 @@ from jax_dist._calls import definition
 from jax_dist._passes.captures import Captures, Watch, is_lifted_outside
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.body import Call, any_tracer
-from jax_dist._pmap.options import Options
+from jax_dist._pmap.call import MappedCall, any_tracer
+from jax_dist._pmap.options import PmapOptions
 from jax_dist._pmap.placement import check_runs
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
 from jax_dist.global_view import placement
 from jax_dist.global_view.placement import Setting, Shardings
-from jax_dist.global_view.programs import Signatures
+from jax_dist.global_view.programs import ViewPrograms
 from jax_dist.global_view.report import GlobalViewReport
 
 _P = ParamSpec("_P")
@@ -112,7 +111,7 @@ def global_view(
             f"The mesh of a global view needs the axes {mapped!r}, each once, but {has}. Name one "
             f"so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
         )
-    options = Options(
+    options = PmapOptions(
         fun_name=axes.function_name(fun),
         axis_name=axis_name,
         in_axes=in_axes,
@@ -131,7 +130,7 @@ class GlobalView(Generic[_P, _R]):
 
     def __init__(self, fun: Callable[_P, _R], setting: Setting):
         self._fun, self._setting = fun, setting
-        self._signatures = Signatures(fun, setting)
+        self._signatures = ViewPrograms(fun, setting)
         self._watch = Watch(setting.options.fun_name)
         functools.update_wrapper(self, fun, updated=())
 
@@ -239,8 +238,8 @@ class GlobalView(Generic[_P, _R]):
         """Return the facts about each leaf of the state, and how the step runs."""
         return self._signatures.known_program("report").report
 
-    def _bind(self, args: tuple, kwargs: dict) -> Call:
-        call = Call.bind(self._setting.options, self._fun, args, kwargs)
+    def _bind(self, args: tuple, kwargs: dict) -> MappedCall:
+        call = MappedCall.bind(self._setting.options, self._fun, args, kwargs)
         if (number := max(self._setting.state, default=-1)) >= len(args):
             raise ArgumentError(
                 f"'{call.fun_name}' was called with {len(args)} positional arguments, and its "
@@ -255,6 +254,4 @@ class GlobalView(Generic[_P, _R]):
 
     def _context(self, *, traced: bool) -> Any:
         """Return a context that replaces a mesh that the user has set by the view's, or by none."""
-        if jax.sharding.get_abstract_mesh().empty:
-            return contextlib.nullcontext()
         return meshes.context_of(self._setting.axes.mesh) if traced else meshes.no_mesh()

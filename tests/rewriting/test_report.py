@@ -18,7 +18,7 @@ from jax_dist._cache.explain import Cause
 from jax_dist._hlo import Collective, ProgramCost
 from jax_dist._passes import PassFinding
 from jax_dist._passes.captures import Capture
-from jax_dist._rewrite.report import Report, find_key_causes
+from jax_dist._rewrite.report import RewriteReport, find_key_causes
 
 _BEFORE = ProgramCost(
     collectives=(
@@ -46,7 +46,7 @@ _WHY = (
     "the other operand may differ between the devices along 'data', and then the sum of "
     "the products is not a product of sums"
 )
-_REPORT = Report(
+_REPORT = RewriteReport(
     name="train_step",
     before=_BEFORE,
     after=_AFTER,
@@ -115,7 +115,7 @@ def test_the_whole_report():
 
 
 def test_nothing_to_rewrite_is_short():
-    report = Report("step", ProgramCost(), ProgramCost(), (), ())
+    report = RewriteReport("step", ProgramCost(), ProgramCost(), (), ())
 
     assert str(report) == "step: nothing to rewrite; nothing moved between devices"
 
@@ -127,7 +127,7 @@ def test_no_line_is_longer_than_a_terminal(text):
     collective = Collective(text, (text, "j"), 10**6, 10**6, 10**12, 1e12, "in a branch")
     program = ProgramCost((collective,), *[10**15] * 5)
     causes = (Cause("captured-array", (text, text)),)
-    report = Report(text, program, ProgramCost(), causes, causes, (finding,), (captured,))
+    report = RewriteReport(text, program, ProgramCost(), causes, causes, (finding,), (captured,))
 
     assert max(map(len, str(report).splitlines())) <= 80
 
