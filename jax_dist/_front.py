@@ -70,8 +70,8 @@ class FastPath:
     Args:
       name: of the function.
       miss: makes a call of `(args, kwargs)` whose signature is not known.
-      rerun: what `jax.debug_nans` runs once more, of the same two.
-      without_jit: makes a call under `jax.disable_jit`.
+      without_jit: makes a call of these under `jax.disable_jit`, and of a call whose results hold a
+        NaN under `jax.debug_nans`.
       static_argnums, static_argnames: of the user's function.
 
     Attributes:
@@ -83,7 +83,6 @@ class FastPath:
         name: str,
         miss: Callable[[tuple[Any, ...], dict[str, Any]], _compat.Answer],
         *,
-        rerun: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         without_jit: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
@@ -95,11 +94,12 @@ class FastPath:
                 error.__traceback__ = _compat.filtered_traceback(error)
                 raise
 
+        call_without_jit = lambda *args, **kwargs: without_jit(args, kwargs)
         self.call: Callable[..., Any] = _compat.front(
             name,
             miss_with_short_traceback,
-            fun=lambda *args, **kwargs: rerun(args, kwargs),
-            without_jit=lambda *args, **kwargs: without_jit(args, kwargs),
+            fun=call_without_jit,
+            without_jit=call_without_jit,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )

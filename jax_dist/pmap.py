@@ -9,15 +9,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import (
-    Any,
-    ParamSpec,
-    Protocol,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -27,10 +19,10 @@ from jax_dist._passes.captures import Captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.dispatch import PmapDispatcher
-from jax_dist._pmap.options import Arrays, PmapOptions, check_axis_name
+from jax_dist._pmap.options import Arrays, PmapOptions
+from jax_dist.errors import ArgumentTypeError
 
 _P = ParamSpec("_P")
-_Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
@@ -128,7 +120,10 @@ def pmap(
 
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
-    check_axis_name(axis_name)
+    if not isinstance(axis_name, str | None):
+        raise ArgumentTypeError(
+            f"pmap axis_name must be a str, got {axis_name!r}: JAX lowers no other names."
+        )
     options = PmapOptions(
         fun_name="",
         axis_name=axis_name,

@@ -21,13 +21,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist._calls import LIBRARIES, definition, warn_user
-from jax_dist._passes.constants import (
-    Capture,
-    CaptureFinder,
-    Identity,
-    array_identity,
-    lift_arrays,
-)
+from jax_dist._passes import constants
+from jax_dist._passes.constants import Capture, Identity, array_identity
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 Captures: TypeAlias = typing.Literal["lift", "warn", "allow", "error"]
@@ -38,7 +33,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    captures = CaptureFinder().find(jaxpr)
+    captures = constants.CaptureFinder().find(jaxpr)
     for identity, (name, line) in find_names(fun, captures).items():
         captures[identity].name, captures[identity].captured_at = name, line
     return tuple(captures.values())
@@ -196,7 +191,7 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
         if policy == "error":
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
-    jaxpr, data = lift_arrays(jaxpr, [capture.value for capture in lifted])
+    jaxpr, data = constants.lift_arrays(jaxpr, [capture.value for capture in lifted])
     for capture in lifted:
         capture.action = "lifted"
     for capture in all_captures:

@@ -20,15 +20,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._passes.interpreter import (
-    Atom,
-    bodies,
-    constants,
-    evaluate,
-    open_jaxpr,
-    source_line,
-    with_bodies,
-)
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import Atom, bodies, open_jaxpr
 from jax_dist._usage import human_bytes
 
 Identity: TypeAlias = Hashable
@@ -128,20 +121,20 @@ class CaptureFinder:
             return captures.get(identity)
 
         opened = open_jaxpr(jaxpr)
-        values = dict(zip(opened.constvars, constants(jaxpr), strict=False))
+        values = dict(zip(opened.constvars, interpreter.constants(jaxpr), strict=False))
         for value in values.values():
             add(value)
         for eqn in opened.eqns:
             for inner in itertools.chain(*[self.find(body).values() for body in bodies(eqn)]):
                 capture = add(inner.value)
                 assert capture is not None
-                capture.used_at = capture.used_at or inner.used_at or source_line(eqn)
+                capture.used_at = capture.used_at or inner.used_at or interpreter.source_line(eqn)
                 capture.is_key = capture.is_key or inner.is_key
                 capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
             for atom in eqn.invars:
                 capture = add(atom.val if isinstance(atom, Literal) else values.get(atom))
                 if capture is not None:
-                    capture.used_at = capture.used_at or source_line(eqn)
+                    capture.used_at = capture.used_at or interpreter.source_line(eqn)
                     capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
         for atom in opened.outvars:
             add(atom.val if isinstance(atom, Literal) else None)
@@ -174,7 +167,7 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr,
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(array)) if is_key(array) else x
             for array, x in zip(arrays, inputs, strict=False)
         ]
-        return evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
+        return interpreter.evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
     return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :]), data
@@ -205,7 +198,7 @@ class _Lifting:
         input_of = {identity: Var(self._types[identity]) for identity in inputs}
         lifted_constants: dict[Var, Var] = {}  # and the inputs in their place
         kept_constants: dict[Var, Any] = {}  # and their values
-        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+        for var, value in zip(body.constvars, interpreter.constants(jaxpr), strict=False):
             if (identity := array_identity(value)) in input_of:
                 lifted_constants[var] = input_of[identity]
             else:
@@ -279,5 +272,5 @@ def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Ato
         first = 1
     elif "num_consts" in params:  # the first operands, which are hidden from the user's rules
         changed = {"num_consts": params["num_consts"] + count}
-    params = {**with_bodies(eqn, change).params, **changed}
+    params = {**interpreter.with_bodies(eqn, change).params, **changed}
     return eqn.replace(invars=[*invars[:first], *new, *invars[first:]], params=params)

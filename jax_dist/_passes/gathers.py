@@ -19,29 +19,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes, _compat
-from jax_dist._passes import PassFinding, PassPlan
-from jax_dist._passes.gather_rules import (
-    Blockwise,
-    Deferred,
-    NeedsWhole,
-    apply_rule,
-    dimension_to_slice,
-    is_low_precision,
-    spell_axes,
-)
-from jax_dist._passes.interpreter import (
-    Atom,
-    Builder,
-    Values,
-    bodies,
-    equations,
-    holds,
-    named_axes,
-    open_jaxpr,
-    record_of,
-    source_line,
-    with_bodies,
-)
+from jax_dist._passes import PassFinding, PassPlan, gather_rules, interpreter
+from jax_dist._passes.gather_rules import Blockwise, Deferred, NeedsWhole
+from jax_dist._passes.interpreter import Atom, Builder, Values, record_of
 from jax_dist._passes.uniformity import NOWHERE, Facts, Invariance, Same, same_of
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
@@ -58,9 +38,10 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    if not any(map(_is_gather, equations(jaxpr))):
+    eqns = list(interpreter.equations(jaxpr))
+    if not any(map(_is_gather, eqns)):
         return PassPlan(None)
-    gathering = {id(eqn) for eqn in equations(jaxpr) if holds(eqn, _is_gather)}
+    gathering = {id(eqn) for eqn in eqns if interpreter.holds(eqn, _is_gather)}
     walk = _Walk(gathering, exact=exact)
     # A walk that meets a gather which it must keep may have replaced some of its readers already:
     # the next walk starts from the original jaxpr, until one keeps no further gather.
@@ -94,10 +75,11 @@ class _Site:
 
     def finding(self) -> PassFinding:
         """Return what a report says: "all_gather over 'i', reduce_sum: one psum"."""
-        gather, line = f"all_gather over {spell_axes(named_axes(self.eqn))}", source_line(self.eqn)
+        axes = gather_rules.spell_axes(interpreter.named_axes(self.eqn))
+        gather, line = f"all_gather over {axes}", interpreter.source_line(self.eqn)
         if self.forced_by is not None:
             what = f"{gather}{f' ({line})' if line else ''} is kept"
-            where = source_line(self.forced_by)
+            where = interpreter.source_line(self.forced_by)
             return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "refused", what, self.reason, where)
         primitives = " and ".join(dict.fromkeys(name for name, _ in self.reductions.values()))
         counts = collections.Counter(collective for _, collective in self.reductions.values())
@@ -152,7 +134,7 @@ class _Walk:
         Its results have the types that they had, so a gather that reaches one is kept. `inputs`
         has for each input variable the axes along which it is the same on all devices.
         """
-        opened = open_jaxpr(body.source)
+        opened = interpreter.open_jaxpr(body.source)
         self._add_equations(opened, inputs, body)
         outvars = body.read_all(opened.outvars)
         for number, value in enumerate(outvars):
@@ -174,7 +156,7 @@ class _Walk:
                 self._defer(eqn, values, body)
             elif body.scope and record_of(eqn).call == "inline":
                 self._inline(eqn, values, body)
-            elif has_deferred and not bodies(eqn):
+            elif has_deferred and not interpreter.bodies(eqn):
                 try:
                     self._apply_rule(eqn, values, body)
                 except NeedsWhole as reason:
@@ -189,7 +171,7 @@ class _Walk:
         sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
         operands = same_of(eqn.invars, body.facts, body.scope)
         inputs = self._invariance.body_inputs(eqn, operands, body.scope)
-        inputs_by_body = dict(zip(map(id, bodies(eqn)), inputs, strict=True))
+        inputs_by_body = dict(zip(map(id, interpreter.bodies(eqn)), inputs, strict=True))
         if _compat.name_of(eqn) == "shard_map":
             shape, check_vma = eqn.params["mesh"].shape, eqn.params["check_vma"]
             sizes = {**sizes, **{axis: shape[axis] for axis in eqn.params["newly_manual_axes"]}}
@@ -198,11 +180,11 @@ class _Walk:
             new_body = _Body(inner, sizes, check_vma=check_vma)
             return self._change_body(name, inputs_by_body[id(inner)], new_body)
 
-        return with_bodies(eqn, change)
+        return interpreter.with_bodies(eqn, change)
 
     def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Write out the body of a jit in place: deferred values go in and out of it."""
-        (jaxpr,) = bodies(eqn)
+        (jaxpr,) = interpreter.bodies(eqn)
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
         opened = body.enter(jaxpr, values)
@@ -227,8 +209,8 @@ class _Walk:
             return
         take = lambda xs: [_block_of(xs[0], None if tiled else dim)]
         (block,) = self._trace(("block", dim, tiled), take, eqn, values, body)
-        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (site,), user_eqn)
-        body.env[eqn.outvars[0]] = value
+        axes, size = interpreter.named_axes(eqn), params["axis_size"]
+        body.env[eqn.outvars[0]] = Deferred(block, dim, axes, size, (site,), user_eqn)
 
     def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Add an equation with deferred (gathered) operands, by the rule of its primitive.
@@ -243,7 +225,7 @@ class _Walk:
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
         gathered = [value if isinstance(value, Deferred) else None for value in values]
-        result = apply_rule(eqn, gathered)
+        result = gather_rules.apply_rule(eqn, gathered)
         first = next(value for value in gathered if value is not None)
         blocks = self._blocks_of_operands(eqn, values, first, body)
         sites = tuple({site: None for value in gathered if value for site in value.sites})
@@ -289,9 +271,9 @@ class _Walk:
             if different := [axis for axis in first.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
-                    f"between the devices of {spell_axes(different)}"
+                    f"between the devices of {gather_rules.spell_axes(different)}"
                 )
-            dim = dimension_to_slice(eqn, position, first)
+            dim = gather_rules.dimension_to_slice(eqn, position, first)
             if dim is not None:
                 take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
                 key = ("take", dim, first.axes, first.size)
@@ -344,7 +326,7 @@ def _block_of(value: Any, new_dimension: int | None) -> Any:
     XLA computes in float32 between operations of a smaller type, where it fuses them. A gather
     ends that, because what is sent has been rounded; the barrier rounds the block in the same way.
     """
-    if is_low_precision(value.dtype):
+    if gather_rules.is_low_precision(value.dtype):
         value = lax.optimization_barrier(value)
     return value if new_dimension is None else lax.expand_dims(value, [new_dimension])
 
@@ -365,7 +347,7 @@ def _name_for_users(eqn: JaxprEqn) -> str:
     """Return the name of an equation in the user's code: "relu" of a custom_jvp_call."""
     name, call = _compat.name_of(eqn), record_of(eqn).call
     if call == "ruled":
-        return open_jaxpr(bodies(eqn)[0]).debug_info.func_name or name
+        return interpreter.open_jaxpr(interpreter.bodies(eqn)[0]).debug_info.func_name or name
     return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name
 
 
@@ -374,5 +356,5 @@ def _is_of_jax(jaxpr: Any) -> bool:
 
     JAX traces it once, so its equations bear the line of its first caller, not of this call.
     """
-    file = open_jaxpr(jaxpr).debug_info.func_filename
+    file = interpreter.open_jaxpr(jaxpr).debug_info.func_filename
     return (file or "").startswith(os.path.dirname(jax.__file__) + os.sep)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
@@ -99,7 +99,7 @@ def plan_partitioning(
     why = ""
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-    elif any(kind != AxisType.Auto for kind in meshes[0].axis_types):
+    elif not meshes[0].are_all_axes_auto:
         why = "the mesh has axes that are not Auto, on which shardings are types"
     if why:
         return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))

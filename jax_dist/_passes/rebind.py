@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 from jax_dist import _compat
 from jax_dist._passes import interpreter
@@ -84,7 +84,7 @@ def _trace_again(again: _Evaluate, body: Any) -> Any:
 def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
     """Call `jax.shard_map` with the specs of an equation, on a body that is traced again."""
     params = eqn.params
-    is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
+    is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
     mapped = jax.shard_map(
         lambda *blocks: again(params["jaxpr"], blocks),
         # Inside another shard_map, the mesh of the context says which axes are manual already.

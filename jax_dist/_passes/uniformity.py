@@ -14,17 +14,8 @@ from typing import Any, TypeAlias
 from jax.extend.core import JaxprEqn, Literal
 
 from jax_dist import _compat
-from jax_dist._passes.interpreter import (
-    bodies,
-    bodies_of_while,
-    equations,
-    loop_counts,
-    named_axes,
-    names_of,
-    open_jaxpr,
-    operands_of_bodies,
-    record_of,
-)
+from jax_dist._passes import interpreter
+from jax_dist._passes.interpreter import bodies, open_jaxpr, operands_of_bodies, record_of
 
 Same: TypeAlias = frozenset[Any]  # the names of axes along which all devices hold the same
 Facts: TypeAlias = Mapping[Any, Same]  # by variable
@@ -94,8 +85,9 @@ class Invariance:
         match record.kind:
             case "plain":
                 # How it connects its bodies is not known, so they may hold nothing that differs.
-                inner = [record_of(e).kind for body in bodies(eqn) for e in equations(body)]
-                is_known = {*inner} <= {"plain", "call", "branch", "loop"}
+                inner = [e for body in bodies(eqn) for e in interpreter.equations(body)]
+                kinds = {record_of(e).kind for e in inner}
+                is_known = kinds <= {"plain", "call", "branch", "loop"}
                 return [scope.intersection(*operands) if is_known else NOWHERE] * count
             case "call":
                 return self.outputs(bodies(eqn)[0], operands, scope)
@@ -104,7 +96,7 @@ class Invariance:
                 return [operands[0].intersection(*facts) for facts in zip(*branches, strict=True)]
             case "loop":
                 settled = self._operands_in_all_iterations(eqn, operands, scope)
-                first, count = loop_counts(eqn)
+                first, count = interpreter.loop_counts(eqn)
                 carries = settled[first : first + count]  # without any iteration, the operands
                 if _compat.name_of(eqn) == "while":
                     return carries
@@ -117,7 +109,7 @@ class Invariance:
             case "collective" if record.over != "unknown":
                 # Within groups, devices of other groups get other results. Even of equal operands,
                 # a scatter gives other parts, and a permutation gives zeros to some.
-                same, over = scope.intersection(*operands), frozenset(named_axes(eqn))
+                same, over = scope.intersection(*operands), frozenset(interpreter.named_axes(eqn))
                 is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
                 return [same | (over & scope) if is_unified else same - over] * count
         if (body := _compat.expand(eqn)) is not None:
@@ -132,7 +124,7 @@ class Invariance:
         A carry loses axes with each pass over the body, until no further one is lost: 0, to which
         each iteration adds `axis_index("i")`, is the same along "i" only before the first one.
         """
-        names = bodies_of_while(eqn) or ["jaxpr"]
+        names = interpreter.bodies_of_while(eqn) or ["jaxpr"]
         while True:
             inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
             pairs = zip(names, inputs, strict=True)
@@ -140,7 +132,7 @@ class Invariance:
             # Along other axes than these, devices may leave a while loop at different times.
             same_count = scope.intersection(*outs.pop("cond_jaxpr", ()))
             (results,), after_iteration = outs.values(), list(ins)
-            first, count = loop_counts(eqn)
+            first, count = interpreter.loop_counts(eqn)
             for result in range(count):
                 same = ins[first + result] & results[result] & same_count
                 after_iteration[first + result] = same
@@ -156,4 +148,4 @@ def same_of(atoms: Sequence[Any], facts: Facts, scope: Same) -> list[Same]:
 
 def cut_along(spec: Any) -> Same:
     """Return the mesh axes that a PartitionSpec shards over."""
-    return frozenset(itertools.chain(*map(names_of, spec)))
+    return frozenset(itertools.chain(*map(interpreter.names_of, spec)))

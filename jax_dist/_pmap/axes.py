@@ -102,15 +102,13 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
     return tuple(normalized)
 
 
-def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
-    """Return the spec of an array of `ndim` dimensions, with `axis` sharded over mesh axis `name`.
+def spec_of_axis(axis: Axis, name: Hashable) -> P:
+    """Return the spec that shards dimension `axis`, which is not negative, over mesh axis `name`.
 
-    >>> spec_of_axis(-1, 3, "i") == P(None, None, "i")
+    >>> spec_of_axis(2, "i") == P(None, None, "i")
     True
     """
-    if axis is None:
-        return P()
-    return P(*[None] * (axis % ndim), name)
+    return P() if axis is None else P(*[None] * axis, name)
 
 
 def resize(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:

@@ -79,7 +79,6 @@ class PmapDispatcher:
         self.fast_path: FastPath = FastPath(
             options.fun_name,
             self._call_anew,
-            rerun=self._call_without_jit,
             without_jit=self._call_without_jit,
             static_argnums=options.static,
         )
@@ -137,7 +136,7 @@ class PmapDispatcher:
         outer = meshes.Frame.current()
         if outer is not None:  # in the body of another pmap
             return emission.emit_inside(self.options, call, outer), None, False
-        if manual := meshes.manual_axes():
+        if manual := jax.sharding.get_abstract_mesh().manual_axes:
             raise MappedAxisError(
                 f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r}, which "
                 "pmap cannot extend. Map the outer function with jax_dist.pmap too, or use vmap."
@@ -151,7 +150,7 @@ class PmapDispatcher:
         mesh: Any = jax.sharding.get_mesh()
         with meshes.no_mesh():  # under the user's, jit runs programs on its devices only
             results, memory, stale = self._run(call, args, kwargs)
-        if not meshes.is_explicit(user_mesh):
+        if not user_mesh.explicit_axes:
             return results, memory, stale
         return meshes.reshard_to(mesh, results), None, False
 
@@ -342,7 +341,7 @@ class PmapDispatcher:
         def sharding(axis: int | None) -> NamedSharding | None:
             if axis is not None and axis < 0:  # which dimension it is, the trace will show
                 return None
-            return context.layout.sharding(axis, 0 if axis is None else axis + 1)
+            return context.layout.sharding(axis, 1 + (axis or 0))
 
         shardings = jax.tree.map(sharding, self.options.out_axes, is_leaf=axes.is_none)
         return {"out_shardings": shardings}

@@ -86,7 +86,7 @@ class TracedBody:
         return jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=tuple(axes.spec_of_axis(axis, 1 + (axis or 0), name) for axis in in_axes),
+            in_specs=tuple(axes.spec_of_axis(axis, name) for axis in in_axes),
             out_specs=self.out_specs(name),
             axis_names=manual or {name},
             # With check_vma=True, grad in the body by a replicated argument already sums over the
@@ -104,7 +104,7 @@ class TracedBody:
         """
         out_axes = jax.tree.leaves(self.options.out_axes)
         last = _MAX_RANK if any(axis < 0 for axis in out_axes) else max(out_axes, default=0)
-        return [P()] + [axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1)]
+        return [P()] + [axes.spec_of_axis(axis, name) for axis in range(last + 1)]
 
     def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the leaves of the output in their order, from the groups of `map_over_devices`."""
@@ -237,7 +237,7 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    if meshes.is_explicit(user_mesh):  # shardings are part of types, and no constraints are allowed
+    if user_mesh.explicit_axes:  # shardings are part of types, and no constraints are allowed
         specs = body.out_specs(user_mesh.axis_names)
         groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
         return body.ungroup(groups)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -64,9 +64,13 @@ class MeshLayout:
     @functools.cached_property
     def sharding(self) -> Callable[[Axis, int], NamedSharding]:
         """The sharding of a global array by mapped axis and rank, always the same object."""
-        return functools.cache(
-            lambda axis, ndim: NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
-        )
+
+        @functools.cache
+        def sharding(axis: Axis, ndim: int) -> NamedSharding:
+            dim = None if axis is None else axis % ndim
+            return NamedSharding(self.mesh, axes.spec_of_axis(dim, self.name))
+
+        return sharding
 
     @functools.cached_property
     def _row_processes(self) -> np.ndarray:
@@ -169,19 +173,7 @@ def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
 def mesh_of_user() -> AbstractMesh | None:
     """Return the mesh set by `jax.set_mesh`; None if there is none, or inside a shard_map."""
     mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty or AxisType.Manual in mesh.axis_types else mesh
-
-
-def is_explicit(mesh: AbstractMesh) -> bool:
-    """Return whether shardings over some mesh axes are part of the types of arrays."""
-    return AxisType.Explicit in mesh.axis_types
-
-
-def manual_axes() -> tuple[object, ...]:
-    """Return the axes of the shard_map that is being traced, whoever made it; () outside of one."""
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in kinds if kind == AxisType.Manual)
+    return None if mesh.empty or mesh.manual_axes else mesh
 
 
 def no_mesh() -> contextlib.AbstractContextManager[Any]:

@@ -109,14 +109,6 @@ class PmapOptions:
         )
 
 
-def check_axis_name(axis_name: Any) -> None:
-    """Raise ArgumentTypeError unless collectives can name the axis."""
-    if axis_name is not None and not isinstance(axis_name, str):
-        raise ArgumentTypeError(
-            f"pmap axis_name must be a str, got {axis_name!r}: JAX lowers no other names."
-        )
-
-
 def _check_devices(devices: Any) -> tuple[Device, ...] | None:
     """Return pmap's `devices=` as a tuple, or None if it is None; raise if they are no devices."""
     if devices is None:

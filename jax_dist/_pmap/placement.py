@@ -78,13 +78,11 @@ def shard(tree: Any, mesh: Mesh | None = None, spec: P | Any = None) -> Any:
         return _split_over_local_devices(tree)
     check_runs(mesh.devices.flat, "shard")
     spec = P(tuple(mesh.axis_names)) if spec is None else spec
-    here = jax.process_index()
-    is_local = all(device.process_index == here for device in mesh.devices.flat)
 
     def put(part: P, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, part)
         subtree = copy_if_aliased(subtree, sharding)
-        if is_local:
+        if sharding.is_fully_addressable:
             return jax.device_put(subtree, sharding)
         return jax.tree.map(lambda x: _make_global(x, sharding), subtree)
 
@@ -168,10 +166,7 @@ def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     True
     """
     devices = _check_local(devices, "device_put_replicated")
-    if not devices:
-        raise ArgumentError("device_put_replicated got no devices.")
-    tree = copy_if_aliased(tree, _sharding_over(devices))
-    return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
+    return device_put_sharded([tree] * len(devices), devices)
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
@@ -193,7 +188,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     Array([1., 2.], dtype=float32)
     """
     shards, devices = list(shards), _check_local(devices, "device_put_sharded")
-    if len(shards) != len(devices) or not shards:
+    if len(shards) != len(devices):
         raise ArgumentError(
             f"device_put_sharded got {len(shards)} shards for {len(devices)} devices; each device "
             "gets one."
@@ -215,6 +210,8 @@ def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
     """Return the devices as a tuple; raise ArgumentError if `name` got those of other processes."""
     devices = tuple(devices)
     check_runs(devices, name)
+    if not devices:
+        raise ArgumentError(f"{name} got no devices.")
     here = jax.process_index()
     if any(device.process_index != here for device in devices):
         raise ArgumentError(

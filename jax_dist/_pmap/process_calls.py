@@ -45,10 +45,6 @@ class _Conversion(NamedTuple):
     new_sharding: NamedSharding
 
 
-class _MisfitError(Exception):
-    """The size of a process-local array along the mapped axis is not that of this process."""
-
-
 class _LocalView:
     """Conversion between process-local and global arrays, for one layout.
 
@@ -61,11 +57,15 @@ class _LocalView:
         # By the id of an aval, and the mapped axis; "local" for the conversion to process-local.
         self._conversions: dict[tuple[int, Axis | str], _Conversion] = {}
 
-    def to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); a global one stays as it is.
+    def to_global(self, leaf: Any, axis: Axis, bind: Callable[[], MappedCall]) -> Any:
+        """Convert a leaf `[L, *s]` of a call to `[P * L, *s]` (for axis 0), without a copy.
 
-        `axis` is the mapped dimension; None: all processes have the same value. An array that is on
-        the devices already is not copied.
+        A global array stays as it is, and an array that is not yet on the devices is put there.
+
+        Args:
+          leaf: an array, a number, or random keys.
+          axis: the mapped dimension; None: all processes have the same value.
+          bind: returns the call; for the text of a MappedAxisError, if the leaf has not L slices.
         """
         key = (id(getattr(leaf, "aval", None)), axis)
         known = self._conversions.get(key)
@@ -74,11 +74,11 @@ class _LocalView:
         if is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
-            return self.to_global(np.zeros(leaf.shape, bool), axis)
+            return self.to_global(np.zeros(leaf.shape, bool), axis, bind)
         if is_key(leaf):  # the data have more dimensions, at the end
             axis_from_left = None if axis is None else axis % leaf.ndim
-            return with_data(leaf, lambda data: self.to_global(data, axis_from_left))
-        kind = self.describe(leaf, axis)
+            return with_data(leaf, lambda data: self.to_global(data, axis_from_left, bind))
+        kind = self.describe(leaf, axis, bind)
         aval, sharding = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
         local = self.layout.process_local.sharding(axis, kind.ndim)
         if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:  # faster than device_put
@@ -110,17 +110,29 @@ class _LocalView:
         local = NamedSharding(self.layout.process_local.mesh, spec)
         return self._rewrap(array, key, ShapedArray(shape, array.dtype), local)
 
-    def describe(self, leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-        """Return the type of the global array that `to_global` makes; raises `_MisfitError`."""
+    def describe(
+        self, leaf: Any, axis: Axis, bind: Callable[[], MappedCall]
+    ) -> jax.ShapeDtypeStruct:
+        """Return the type of the global array that `to_global` makes of a leaf; raises as that."""
         kind = type_of(leaf)
         shape = kind.shape
         if axis is not None and not is_global(leaf):
             if shape[axis] != self.layout.local_size:
-                raise _MisfitError
+                raise self._misfit_error(bind())
             shape = axes.resize(shape, axis, self.layout.size)
         sharding = self.layout.sharding(axis, len(shape))
         # The dtype is not weak, even if that of the leaf is; jax.pmap's are not, either.
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
+
+    def _misfit_error(self, call: MappedCall) -> MappedAxisError:
+        """Return the error for a call with a leaf that has not as many slices as the process."""
+        leaves = zip(call.paths(), call.leaves, call.axes, strict=True)
+        sizes = [f"{path}: {jnp.shape(x)[axis]}" for path, x, axis in leaves if axis is not None]
+        return MappedAxisError(
+            f"pmap of '{call.fun_name}' got arguments of different sizes along the mapped axis; "
+            f"pass the {self.layout.local_size} slices of this process, or global arrays of "
+            f"{self.layout.size} ({', '.join(sizes)})."
+        )
 
     def _rewrap(
         self, array: Any, key: Any, aval: ShapedArray, sharding: NamedSharding
@@ -167,10 +179,8 @@ class ProcessCalls:
         if leaf_axes is None:
             leaf_axes = self._axes[structure] = bind().axes
         view = self._view(structure, leaves, leaf_axes, bind)
-        try:
-            arrays = [view.to_global(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
-        except _MisfitError:
-            raise _misfit_error(bind(), view) from None
+        pairs = zip(leaves, leaf_axes, strict=True)
+        arrays = [view.to_global(leaf, axis, bind) for leaf, axis in pairs]
         if any_tracer(arrays):  # in an outer trace, device_put of a constant makes a tracer
             return self._run(*args, **kwargs)
         global_args, keywords = jax.tree.unflatten(structure, arrays)
@@ -185,7 +195,7 @@ class ProcessCalls:
         """Return the arguments of `lower` with the types of global arrays in place of arrays."""
         call = MappedCall.bind(self._options, self._fun(), args, kwargs)
         view = self._view(call.structure, call.leaves, call.axes, lambda: call)
-        return call.rebuild(self._describe(call, view))
+        return self._rebuild_with_types(call, view)
 
     def agree(self, call: MappedCall, traced: "TracedPmap") -> None:
         """Compare a program that has collectives with the other processes, before its first run."""
@@ -206,12 +216,10 @@ class ProcessCalls:
         agree_to_run("pmap of {}", self._fun(), fingerprint, traced.collectives, traced.layout.mesh)
         self._agreed.add(key)
 
-    def _describe(self, call: MappedCall, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of the leaves as global arrays."""
-        try:
-            return [view.describe(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
-        except _MisfitError:
-            raise _misfit_error(call, view) from None
+    def _rebuild_with_types(self, call: MappedCall, view: _LocalView) -> tuple[tuple, dict]:
+        """Return the arguments of a call, with the types of global arrays as leaves."""
+        pairs = zip(call.leaves, call.axes, strict=True)
+        return call.rebuild([view.describe(leaf, axis, lambda: call) for leaf, axis in pairs])
 
     def _view(
         self,
@@ -238,7 +246,7 @@ class ProcessCalls:
     def _new_view(self, call: MappedCall, size: int, *, whole: bool) -> _LocalView:
         """Return a view with mesh axes for pmaps inside, found by a trace on global arrays."""
         first_view = _LocalView(self._options.lay_out(size, whole=whole))
-        args, kwargs = call.rebuild(self._describe(call, first_view))
+        args, kwargs = self._rebuild_with_types(call, first_view)
         layout = self._layout_of(MappedCall.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout)
 
@@ -246,17 +254,6 @@ class ProcessCalls:
 def is_global(leaf: Any) -> bool:
     """Return whether a leaf is a global array, which has slices of other processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-
-
-def _misfit_error(call: MappedCall, view: _LocalView) -> MappedAxisError:
-    """Return the error for a call in which `_MisfitError` was raised."""
-    leaves = zip(call.paths(), call.leaves, call.axes, strict=True)
-    sizes = [f"{path}: {jnp.shape(x)[axis]}" for path, x, axis in leaves if axis is not None]
-    return MappedAxisError(
-        f"pmap of '{call.fun_name}' got arguments of different sizes along the mapped axis; pass "
-        f"the {view.layout.local_size} slices of this process, or global arrays of "
-        f"{view.layout.size} ({', '.join(sizes)})."
-    )
 
 
 def agree_to_run(

@@ -15,22 +15,15 @@ from typing import Any, TypeAlias
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat, _front
 from jax_dist._calls import warn_user
 from jax_dist._front import FastPath, is_staged
 from jax_dist._multihost.agreement import Fingerprint
-from jax_dist._passes import PassFinding, PassPlan, interpreter
-from jax_dist._passes.captures import (
-    Captures,
-    Lifted,
-    Watch,
-    is_lifted_outside,
-    lift,
-    tracing,
-)
+from jax_dist._passes import PassFinding, PassPlan, captures, interpreter
+from jax_dist._passes.captures import Captures, Lifted, Watch
 from jax_dist._passes.gathers import Gathers, plan_gathers
 from jax_dist._passes.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._passes.propagation import find_meshes, meshes_of
@@ -100,7 +93,6 @@ class RewriteDispatcher:
         self.front = FastPath(
             name,
             self._call_anew,
-            rerun=lambda args, kwargs: self._evaluate(self.find(args, kwargs), (), args, kwargs),
             without_jit=lambda args, kwargs: self.fun(*args, **kwargs),
             static_argnums=self._jit_options.static_argnums,
             static_argnames=self._jit_options.static_argnames,
@@ -147,7 +139,7 @@ class RewriteDispatcher:
                 "rewrite(..., mesh=mesh), or put rewrite outermost.",
                 UserWarning,
             )
-        if not is_lifted_outside():
+        if not captures.is_lifted_outside():
             self._watch.warn_of(program.trace.lifted.captures, lifted=False)
         return self._jit(program, takes_captures=False)(*args, **kwargs)
 
@@ -205,7 +197,7 @@ class RewriteDispatcher:
         That is all a trace depends on: types, static values, settings such as x64.
         """
         args, kwargs = jax.tree.map(_describe_leaf, (args, kwargs))
-        with tracing(self.options.captures):
+        with captures.tracing(self.options.captures):
             traced = self._user_jit.trace(*args, **kwargs)
         if traced.jaxpr not in self._traces:
             self._traces[traced.jaxpr] = self._analyze(traced)
@@ -233,7 +225,7 @@ class RewriteDispatcher:
         eqns = list(interpreter.equations(jaxpr))
         has_operations = "custom_partitioning" in map(_compat.name_of, eqns)
         return _Trace(
-            lifted=lift(jaxpr, self.fun, self.name, self.options.captures),
+            lifted=captures.lift(jaxpr, self.fun, self.name, self.options.captures),
             out_tree=jax.tree.structure(traced.out_info),
             findings=tuple(self._pmap_findings),
             meshes=tuple(find_meshes(eqns)),
@@ -304,7 +296,7 @@ def _describe_leaf(leaf: Any) -> Any:
     """Return an array on Auto axes as its type, so that all shardings share one trace."""
     if isinstance(leaf, jax.Array):
         kind: Any = jax.typeof(leaf)
-        if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
+        if kind.sharding.mesh.are_all_axes_auto:
             return type_of(leaf)
     return leaf
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
@@ -103,7 +103,7 @@ def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
     """Return why a pmap cannot be moved to the mesh; "" if it can."""
     if not set(site.devices) <= set(mesh.devices.flat):
         return "it has devices that are not in the mesh"
-    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+    if not mesh.are_all_axes_auto:
         return "the mesh has axes that are not Auto, on which shardings are types"
     if len(site.mesh.axis_names) > 1:
         return "it has a pmap inside"

@@ -56,20 +56,18 @@ class StepProgram:
     @functools.cached_property
     def in_layouts(self) -> list[tuple[Axis, NamedSharding]]:
         """The mapped dimension of each argument leaf, None if it has none, and its sharding."""
-        call, leaves = self.traced.call, self.traced.in_leaves
-        return list(map(self._layout, leaves, call.axes, [len(kind.shape) for kind in call.leaves]))
+        return list(map(self._layout, self.traced.in_leaves, self.traced.call.dims))
 
     @functools.cached_property
     def out_layouts(self) -> list[tuple[Axis, NamedSharding]]:
         """The mapped dimension of each result leaf, None if it has none, and its sharding."""
-        ranks = [aval.ndim + 1 for aval in self.traced.lifted.jaxpr.out_avals]
-        return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes, ranks))
+        return list(map(self._layout, self.traced.out_leaves, self.traced.out_axes))
 
-    def _layout(self, leaf: StateLeaf | None, axis: Axis, rank: int) -> tuple[Axis, NamedSharding]:
+    def _layout(self, leaf: StateLeaf | None, axis: Axis) -> tuple[Axis, NamedSharding]:
         """Return the mapped dimension and the sharding: of axis 1, `(1, P(None, "i"))`."""
         if leaf is not None:
             return None if leaf.uniform else 0, leaf.sharding  # `[*s]`, or `[N, *s]`
-        spec = axes.spec_of_axis(axis, rank, self.setting.mapped)
+        spec = axes.spec_of_axis(axis, self.setting.mapped)
         return axis, NamedSharding(self.setting.axes.mesh, spec)
 
     @functools.cached_property

@@ -82,21 +82,19 @@ def trace_step(
 def _trace(setting: Setting, call: MappedCall) -> tuple[Lifted, Any, tuple[Axis, ...]]:
     """Trace the step for one slice; return its jaxpr, result structure and flat out_axes."""
     options = setting.options
-    outputs: list[tuple[Any, tuple[Axis, ...]]] = []
 
-    def body(*slices: jax.Array) -> list[Any]:
-        output = call.run(slices)
-        leaves, structure = jax.tree.flatten(output)
-        out_axes = axes.spread_out_axes(options.out_axes, output, options.fun_name)
-        outputs.append((structure, out_axes))
-        return leaves
+    def body(*slices: jax.Array) -> Any:
+        return call.run(slices)
 
     body.__name__ = body.__qualname__ = options.fun_name
     body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
     with captures.tracing(options.captures):
-        jaxpr = jax.make_jaxpr(body, axis_env=[(options.axis_name, call.size)])(*call.slices())
+        axis_env = [(options.axis_name, call.size)]
+        trace = jax.make_jaxpr(body, axis_env=axis_env, return_shape=True)
+        jaxpr, output = trace(*call.slices())
+    out_axes = axes.spread_out_axes(options.out_axes, output, options.fun_name)
     lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
-    return lifted, *outputs[-1]
+    return lifted, jax.tree.structure(output), out_axes
 
 
 _UNSUPPORTED = {
