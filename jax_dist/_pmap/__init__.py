@@ -2,6 +2,6 @@
 
 `options` validates the options. `dispatch` gets the calls that C++ does not know yet: `call`
 flattens their arguments, `meshes` chooses the devices, `placement` puts the arguments there, and
-`emission` traces the user's function into its shard_map. `process_calls` converts between
+`traced_body` traces the user's function into its shard_map. `process_calls` converts between
 process-local and global arrays. A cached call never inspects its arguments in Python.
 """

@@ -32,16 +32,6 @@ def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ..
     raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
 
 
-def check_axes(argument: str, prefix: AxisPrefix) -> None:
-    """Raise ArgumentTypeError unless all leaves of `prefix` are integers or None."""
-    for leaf in jax.tree.leaves(prefix):
-        if type(leaf) is not int:
-            raise ArgumentTypeError(
-                f"pmap {argument} must be an int, None, or a container of these, but {prefix!r} "
-                f"holds {leaf!r}."
-            )
-
-
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:

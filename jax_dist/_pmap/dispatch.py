@@ -30,7 +30,7 @@ from jax_dist._front import FastPath, is_staged
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted, Watch
 from jax_dist._passes.gathers import plan_gathers
-from jax_dist._pmap import axes, emission, meshes, placement
+from jax_dist._pmap import axes, meshes, placement, traced_body
 from jax_dist._pmap.call import MappedCall, any_tracer, type_of
 from jax_dist._pmap.meshes import InnerAxis, MeshLayout
 from jax_dist._pmap.options import PmapOptions
@@ -135,7 +135,7 @@ class PmapDispatcher:
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
         if outer is not None:  # in the body of another pmap
-            return emission.emit_inside(self.options, call, outer), None, False
+            return traced_body.emit_inside(self.options, call, outer), None, False
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             raise MappedAxisError(
                 f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r}, which "
@@ -144,15 +144,12 @@ class PmapDispatcher:
         # In an outer trace, a call on constants has no tracers among its leaves.
         if any_tracer(call.leaves) or is_staged():
             return self._stage(call, args, kwargs), None, False
-        user_mesh = meshes.mesh_of_user()
-        if user_mesh is None:
-            return self._run(call, args, kwargs)
-        mesh: Any = jax.sharding.get_mesh()
-        with meshes.no_mesh():  # under the user's, jit runs programs on its devices only
+        user_mesh: Any = jax.sharding.get_mesh() if meshes.mesh_of_user() is not None else None
+        with meshes.no_mesh():
             results, memory, stale = self._run(call, args, kwargs)
-        if not user_mesh.explicit_axes:
-            return results, memory, stale
-        return meshes.reshard_to(mesh, results), None, False
+        if user_mesh is not None and user_mesh.explicit_axes:
+            return meshes.reshard_to(user_mesh, results), None, False
+        return results, memory, stale
 
     def _run(
         self, call: MappedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -194,8 +191,8 @@ class PmapDispatcher:
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
         if outer is not None:
-            return emission.emit_inside(self.options, call, outer)
-        return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
+            return traced_body.emit_inside(self.options, call, outer)
+        return traced_body.emit(self.options, call, self.options.lay_out(call.size))[0]
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MappedCall:
         return MappedCall.bind(self.options, self.fun, args, kwargs)
@@ -205,11 +202,11 @@ class PmapDispatcher:
 
         Leaves that are no arrays or numbers are left to jit, which may raise.
         """
-        leaves, misplaced = [], False
+        leaves, misplaced, options = [], False, self.options
         for leaf, axis, argument in zip(call.leaves, call.axes, call.owners, strict=True):
             if placement.can_be_put(leaf):
                 target = layout.sharding(axis, jnp.ndim(leaf))
-                donated = self.options.is_donated(argument)
+                donated = argument in options.donated or argument in options.donated_names
                 leaf, elsewhere = self._placed.put(leaf, target, donated=donated)
                 misplaced = misplaced or elsewhere
             leaves.append(leaf)
@@ -268,7 +265,7 @@ class PmapDispatcher:
         """Lift the captured arrays of a new trace, and reduce its gathers."""
         options, jaxpr, inner = self.options, trace.jaxpr, _wanted_axes.get()
         assert inner is not None
-        emission.check_collectives(options.fun_name, context.layout.name, jaxpr)
+        traced_body.check_collectives(options.fun_name, context.layout.name, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         program = lifted.jaxpr if lifted.captures and not context.staged else None
         if options.gathers != "keep":
@@ -303,7 +300,7 @@ class PmapDispatcher:
         def program(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args, kwargs)
             as_view = self._is_process_local(staged=context.staged)
-            results, inner = emission.emit(self.options, call, context.layout, as_view=as_view)
+            results, inner = traced_body.emit(self.options, call, context.layout, as_view=as_view)
             _wanted_axes.set(inner)
             return results
 
@@ -312,9 +309,11 @@ class PmapDispatcher:
     def _jit(
         self, function: Callable[..., Any], context: _TraceContext, offset: int | None = None
     ) -> Any:
-        """Return `function` under jit, cached by its context and `offset`.
+        """Return `function` under jit, with donation and static arguments as the user said.
 
-        `offset` is the number of arguments before the user's; None for `_jit_of_user`.
+        `offset` is the number of arguments before the user's: 1 for captured arrays, 0 for a
+        rewritten program without them, None for `_jit_of_user`. With the context, it is the key by
+        which jit objects are cached.
         """
         key, first = (context, offset), offset or 0
         if key not in self._jits:

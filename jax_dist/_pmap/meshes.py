@@ -115,7 +115,6 @@ def make_layout(
     """
     processes = sorted({owner_of(device) for device in candidates})
     devices_of = {p: [d for d in candidates if owner_of(d) == p] for p in processes}
-    available = min(len(devices) for devices in devices_of.values())
     local_size, remainder = divmod(size, len(processes)) if whole else (size, 0)
     if remainder:
         raise DeviceCountError(
@@ -123,9 +122,9 @@ def make_layout(
             f"{len(processes)} processes."
         )
     global_size = local_size * len(processes)
-    if options.axis_size is not None and options.axis_size != global_size:
-        raise unequal_axis_size(options, global_size)
+    check_axis_size(options, global_size)
     needed = local_size * math.prod(axis.size for axis in inner)  # devices of each process
+    available = min(map(len, devices_of.values()))
     if needed > available:
         sizes = {options.mesh_axis: local_size} | dict(inner)
         axis_sizes = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
@@ -144,12 +143,13 @@ def make_layout(
     return MeshLayout(mesh=mesh, size=global_size, processes=len(processes))
 
 
-def unequal_axis_size(options: "PmapOptions", size: int) -> MappedAxisError:
-    """Return the error for an `axis_size=` that the arguments do not have."""
-    return MappedAxisError(
-        f"pmap of '{options.fun_name}': axis_size={options.axis_size} does not match the mapped "
-        f"axis, which has size {size} over all processes."
-    )
+def check_axis_size(options: "PmapOptions", size: int) -> None:
+    """Raise MappedAxisError if the user gave another `axis_size=` than the mapped axis has."""
+    if options.axis_size not in (None, size):
+        raise MappedAxisError(
+            f"pmap of '{options.fun_name}': axis_size={options.axis_size} does not match the "
+            f"mapped axis, which has size {size} over all processes."
+        )
 
 
 def owner_of(device: Device) -> int:
@@ -159,7 +159,7 @@ def owner_of(device: Device) -> int:
 
 @contextlib.contextmanager
 def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Set the mesh of the context while tracing; shard_map accepts no other than its own mesh."""
+    """Set the mesh of the context while tracing: a shard_map inside accepts no other."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     context = jax.sharding.get_abstract_mesh()
     # Without any context, shard_map accepts a mesh of devices.
@@ -206,25 +206,29 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class Frame:
-    """The function body of a pmap that is being traced, and the mesh axes for pmaps inside it."""
+    """The function body of a pmap that is being traced, and the mesh axes for pmaps inside it.
+
+    The outermost pmap is traced twice if there are others inside. In the first trace, its mesh has
+    no axes for these, which become vmaps; `wanted` collects the axes that they ask for. The mesh of
+    the second trace has them: they are the `free` axes of its frame.
+    """
 
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
     free: tuple[InnerAxis, ...] = ()  # the mesh axes that pmaps inside can use, outermost first
-    # The axes that pmaps inside ask the outermost pmap's mesh for; one list for all nested frames.
-    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)
+    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)  # one list for nested frames
 
     def enter_axis(self, name: str | None, size: int) -> tuple[InnerAxis, "Frame", bool]:
         """Return the axis of a pmap inside, its frame, and whether a mesh axis is free for it.
 
-        Without one, it becomes a vmap. The first pmap at each depth of nesting decides which axis
-        is wanted for that depth when the outermost pmap is traced again.
+        Without one, it becomes a vmap. The mesh gets one axis for each depth of nesting: the first
+        pmap at that depth decides which.
         """
         depth = len(self.names) - 1
-        axis = InnerAxis(name or f"{UNNAMED[:-1]}{depth + 1}", size)
+        axis = InnerAxis(name or f"pmap_axis_{depth + 1}", size)
         is_new_name = axis.name not in self.names
         if len(self.wanted) == depth and is_new_name:
             self.wanted.append(axis)
-        has_mesh_axis = is_new_name and bool(self.free) and self.free[0] == axis
+        has_mesh_axis = is_new_name and self.free[:1] == (axis,)
         free = self.free[1:] if has_mesh_axis else ()
         return axis, Frame((*self.names, axis.name), free, self.wanted), has_mesh_axis
 

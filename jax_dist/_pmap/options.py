@@ -45,7 +45,12 @@ class PmapOptions:
     def __post_init__(self) -> None:
         for name in ("in_axes", "out_axes"):
             prefix = getattr(self, name)
-            axes.check_axes(name, prefix)
+            for leaf in jax.tree.leaves(prefix):
+                if type(leaf) is not int:
+                    raise ArgumentTypeError(
+                        f"pmap {name} must be an int, None, or a container of these, but "
+                        f"{prefix!r} holds {leaf!r}."
+                    )
             self._set(name, jax.tree.map(lambda axis: axis, prefix, is_leaf=axes.is_none))
         self._set("static", axes.argument_numbers("static_broadcasted_argnums", self.static))
         self._set("donated", axes.argument_numbers("donate_argnums", self.donated))
@@ -83,10 +88,6 @@ class PmapOptions:
     ) -> MeshLayout:
         """Return the layout for a mapped axis of `size`; see `meshes.make_layout`."""
         return make_layout(self, self.candidates(), size, inner, whole=whole)
-
-    def is_donated(self, owner: int | str) -> bool:
-        """Return whether the argument at this position, or of this keyword, is donated."""
-        return owner in self.donated or owner in self.donated_names
 
     def with_name_of(self, fun: Callable) -> "PmapOptions":
         """Return these options for `fun`: with its name, and with donation by its signature.

@@ -243,7 +243,8 @@ def can_be_put(leaf: Any) -> bool:
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
     """Place an argument of a program by `jax.device_put`, guarded as jit's transfers are.
 
-    `jax.transfer_guard("disallow")` permits device_put, as an explicit transfer.
+    `jax.transfer_guard("disallow")` forbids implicit transfers, as jit makes them, but permits
+    device_put, which is explicit. So where implicit ones are forbidden or logged, this one is, too.
     """
     kinds = ("host_to_device", "device_to_device")
     levels = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
@@ -262,30 +263,28 @@ class PlacementCache:
         self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
 
     def put(self, leaf: Any, target: NamedSharding, *, donated: bool) -> tuple[Any, bool]:
-        """Return a leaf placed by `target`, and whether it was misplaced: committed elsewhere.
+        """Return an argument with the sharding `target`, and whether it was misplaced.
 
-        The copy of a misplaced leaf is remembered, unless the leaf is donated.
+        Misplaced is an array that is committed to a sharding which is not equivalent. Its copy is
+        remembered for the next call with the same array; not if it is donated, and so used once.
         """
-        is_committed = isinstance(leaf, jax.Array) and leaf.committed
-        sharding: Any = leaf.sharding if is_committed else None
-        is_equivalent = is_committed and sharding.is_equivalent_to(target, leaf.ndim)
-        # The mesh is part of an array's type. An equivalent sharding over a mesh with other names
-        # would make jit trace and compile again when the result comes back as an argument.
-        if is_equivalent and isinstance(sharding, NamedSharding) and sharding.mesh == target.mesh:
-            return leaf, False
-        is_misplaced = is_committed and not is_equivalent
-        if not is_misplaced or donated or leaf.is_deleted():  # JAX raises for a deleted one
-            return put_as_jit_would(leaf, target), is_misplaced
+        if not (isinstance(leaf, jax.Array) and leaf.committed):
+            return put_as_jit_would(leaf, target), False
+        sharding: Any = leaf.sharding
+        if sharding.is_equivalent_to(target, leaf.ndim):
+            # The mesh is part of an array's type. An equivalent sharding over a mesh with other
+            # names would make jit trace and compile again when the result comes back as argument.
+            is_on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh == target.mesh
+            return leaf if is_on_mesh else put_as_jit_would(leaf, target), False
+        if donated or leaf.is_deleted():  # JAX raises for a deleted one
+            return put_as_jit_would(leaf, target), True
         key = (id(leaf), target)
-        entry = self._moved.get(key)
-        if entry is not None:
-            original, copy = entry
+        if key in self._moved:
+            original, copy = self._moved[key]
             if original() is leaf and not copy.is_deleted():
                 return copy, True
         copy = put_as_jit_would(leaf, target)
-        if not isinstance(copy, Tracer):
-            original = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
-            self._moved[key] = (original, copy)
+        self._moved[key] = (weakref.ref(leaf, lambda _: self._moved.pop(key, None)), copy)
         return copy, True
 
 

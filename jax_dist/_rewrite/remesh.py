@@ -23,7 +23,7 @@ from jax_dist._calls import user_line
 from jax_dist._compat import Device
 from jax_dist._passes import PassFinding, PassPlan, interpreter, rebind
 from jax_dist._passes.interpreter import Handler, Values
-from jax_dist._pmap import emission, meshes
+from jax_dist._pmap import meshes, traced_body
 from jax_dist._pmap.call import MappedCall
 from jax_dist._pmap.options import PmapOptions
 from jax_dist.errors import ArgumentError
@@ -52,7 +52,7 @@ class _PmapSite:
 
 # Where the bodies of pmaps are defined, which `func_src_info` says: "_fun at .../pmap.py:410".
 _FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
-_FILES = (_FILE_OF_JAX, os.path.abspath(emission.__file__))
+_FILES = (_FILE_OF_JAX, os.path.abspath(traced_body.__file__))
 
 
 def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite]:
@@ -191,7 +191,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         )
         call = MappedCall.bind(options, pmap.fun, args, kwargs)
         layout = options.lay_out(call.size, whole=False)
-        output, _ = emission.emit(options, call, layout, as_view=True)
+        output, _ = traced_body.emit(options, call, layout, as_view=True)
         name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"
         what = f"{name}: a shard_map over all processes"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))

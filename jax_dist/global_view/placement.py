@@ -84,9 +84,8 @@ class Setting:
             short_path = jax.tree_util.keystr(keys, simple=True, separator="/")  # "params/w"
             wanted, origin = self._sharding_of(short_path, leaf_type), origins.get(path)
             sharding = wanted if origin is None else self.axes.sharding_of_varying(wanted.spec)
-            leaves.append(
-                StateLeaf(state.argument, path, leaf_type, wanted, sharding, size, origin)
-            )
+            leaf = StateLeaf(state.argument, path, leaf_type, wanted, sharding, size, origin)
+            leaves.append(leaf)
         return leaves
 
     def _sharding_of(self, path: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:

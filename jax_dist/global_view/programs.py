@@ -22,7 +22,6 @@ from jax_dist._pmap.call import MappedCall, type_of
 from jax_dist._pmap.placement import put_as_jit_would, put_copy
 from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import placement
-from jax_dist.global_view.analysis import AxisAnalysis
 from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.placement import Setting, StateType
 from jax_dist.global_view.regions import BodyPlan, Planner
@@ -43,14 +42,13 @@ class StepProgram:
         cls, setting: Setting, call: MappedCall, state: list[StateType], varying: Varying
     ) -> "StepProgram":
         """Trace a step for arguments of these types, and plan which parts run in a shard_map."""
-        analysis = AxisAnalysis(setting.options.axis_name)
-        traced = trace_step(setting, analysis, call, state, varying)
+        traced = trace_step(setting, call, state, varying)
         result_specs = [  # of the new state, where it is sharded
             leaf.sharding.spec if leaf and leaf.uniform and leaf.is_sharded else None
             for leaf in traced.out_leaves
         ]
         # If nothing is sharded, the whole step is one shard_map, as under pmap.
-        planner = Planner(analysis, setting, single_region=not any(result_specs))
+        planner = Planner(traced.analysis, setting, single_region=not any(result_specs))
         return cls(setting, traced, planner.plan(traced.lifted.jaxpr, traced.ins, result_specs))
 
     @functools.cached_property

@@ -33,6 +33,7 @@ class TracedStep:
     """
 
     call: MappedCall  # of types, its state `[N, *s]` as under pmap
+    analysis: AxisAnalysis  # of the values in the jaxpr
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
@@ -46,11 +47,7 @@ class TracedStep:
 
 
 def trace_step(
-    setting: Setting,
-    analysis: AxisAnalysis,
-    call: MappedCall,
-    state: list[StateType],
-    varying: Varying,
+    setting: Setting, call: MappedCall, state: list[StateType], varying: Varying
 ) -> TracedStep:
     """Trace a step for one slice, and find out which leaves of its state differ between devices.
 
@@ -66,6 +63,7 @@ def trace_step(
         is_uniform_state = number in carried_leaves and paths[number] not in varying
         is_uniform.append(axis is None or is_uniform_state)
     pairs = [(captures + number, result) for result, number in argument_of.items()]
+    analysis = AxisAnalysis(setting.options.axis_name)
     is_uniform = analysis.settle_state(lifted.jaxpr, is_uniform, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
     uniform_values = analysis.uniform_values(body, is_uniform)
@@ -76,7 +74,7 @@ def trace_step(
     leaves = _leaves_of_state(setting, call, state, {**now_varying, **varying})
     in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
     out_leaves = [leaves.get(argument_of.get(n, -1)) for n in range(len(out_axes))]
-    return TracedStep(call, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
+    return TracedStep(call, analysis, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
 
 
 def _trace(setting: Setting, call: MappedCall) -> tuple[Lifted, Any, tuple[Axis, ...]]:

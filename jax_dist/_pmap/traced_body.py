@@ -183,17 +183,14 @@ def emit(
 def emit_inside(options: PmapOptions, call: MappedCall, outer: Frame) -> Any:
     """Trace a pmap in the body of another one, `outer`; return its results.
 
-    It is mapped over a mesh axis of its own, or is a vmap. When the outermost pmap is traced first,
-    its mesh has no axes for the pmaps inside, which become vmaps. Then it is traced again, on a
-    mesh that has the axes.
+    It is mapped over a mesh axis of its own if one is free, and else is a vmap; see `meshes.Frame`.
     """
     if options.devices is not None or options.backend is not None:
         raise MappedAxisError(
             f"pmap of '{options.fun_name}' with devices= or backend= is called inside another "
             "mapped function; give devices= to the outermost pmap only."
         )
-    if options.axis_size not in (None, call.size):
-        raise meshes.unequal_axis_size(options, call.size)
+    meshes.check_axis_size(options, call.size)
     (name, size), frame, is_free = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
     outs = body.map_over_free_axis(name, size) if is_free else body.trace_as_vmap(name)
@@ -237,11 +234,11 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    if user_mesh.explicit_axes:  # shardings are part of types, and no constraints are allowed
+    traced: Any = run
+    if user_mesh.explicit_axes:  # shardings are part of types there
         specs = body.out_specs(user_mesh.axis_names)
-        groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
-        return body.ungroup(groups)
-    return body.ungroup(run(*leaves))
+        traced = jax.sharding.auto_axes(run, out_sharding=specs)
+    return body.ungroup(traced(*leaves))
 
 
 def _view_as_whole(view: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
@@ -269,7 +266,7 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Arra
     return _convert(parts, axis, layout, to_whole=False)[0]
 
 
-def _convert(parts: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool) -> jax.Array:
+def _convert(rows: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool) -> jax.Array:
     """Convert `[P, ..., L, ...]` between a process-local and a global array, differentiably.
 
     There are P processes with L devices each. In the process-local array, row 0 is the view of this
@@ -281,7 +278,7 @@ def _convert(parts: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool)
     public way to define it for jvp, vmap and grad is custom_linear_solve, which requires input and
     output of one shape: hence the padding.
     """
-    axis %= parts.ndim - 1
+    axis %= rows.ndim - 1
     view_spec = P(None, *[None] * axis, layout.name)
     whole_spec = P(PROCESS_AXIS, *[None] * axis, layout.name)
 
@@ -293,8 +290,8 @@ def _convert(parts: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool)
     as_whole = shard_map(lambda block: block[:1], in_specs=view_spec, out_specs=whole_spec)
     as_view = shard_map(pad, in_specs=whole_spec, out_specs=view_spec)
     convert, invert = (as_whole, as_view) if to_whole else (as_view, as_whole)
-    if not jnp.issubdtype(parts.dtype, jnp.inexact):  # integers have no derivative
-        return convert(parts)
+    if not jnp.issubdtype(rows.dtype, jnp.inexact):  # integers have no derivative
+        return convert(rows)
     # Nothing is solved: what is called the solution is the converted array.
     solve, transpose_solve = lambda _, x: convert(x), lambda _, x: invert(x)
-    return lax.custom_linear_solve(lambda x: x, parts, solve, transpose_solve)
+    return lax.custom_linear_solve(lambda x: x, rows, solve, transpose_solve)
