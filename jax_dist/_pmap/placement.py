@@ -235,9 +235,7 @@ def can_be_put(leaf: Any) -> bool:
     """Return whether `device_put` accepts an argument; others are left to jit, which may raise."""
     if isinstance(leaf, jax.Array):
         return leaf.is_fully_addressable
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype != jax.dtypes.float0
-    return isinstance(leaf, bool | int | float | complex)
+    return isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex)
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
