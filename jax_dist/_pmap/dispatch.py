@@ -133,8 +133,7 @@ class PmapDispatcher:
         nothing), and whether that is stale.
         """
         call = self._bind(args, kwargs)
-        outer = meshes.Frame.current()
-        if outer is not None:  # in the body of another pmap
+        if (outer := meshes.current_frame.get()) is not None:  # in the body of another pmap
             return traced_body.emit_inside(self.options, call, outer), None, False
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             raise MappedAxisError(
@@ -189,8 +188,7 @@ class PmapDispatcher:
     def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call it under `jax.disable_jit`, or to find where a NaN comes from."""
         call = self._bind(args, kwargs)
-        outer = meshes.Frame.current()
-        if outer is not None:
+        if (outer := meshes.current_frame.get()) is not None:
             return traced_body.emit_inside(self.options, call, outer)
         return traced_body.emit(self.options, call, self.options.lay_out(call.size))[0]
 
@@ -215,8 +213,7 @@ class PmapDispatcher:
     def _place_captures(self, traced: TracedPmap) -> tuple[Any, ...]:
         """Return the captured arrays of a program, with a copy on each device of its mesh."""
         mesh = traced.layout.mesh
-        everywhere = NamedSharding(mesh, P())
-        put = lambda value: placement.put_copy(value, everywhere)
+        put = functools.partial(placement.put_copy, where=NamedSharding(mesh, P()))
         return self._capture_copies.get(traced.lifted, mesh, put)
 
     # ---- from a call to its program

@@ -235,16 +235,12 @@ class Frame:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Make this the current frame in a `with` block."""
-        token = _innermost.set(self)
+        token = current_frame.set(self)
         try:
             yield
         finally:
-            _innermost.reset(token)
-
-    @staticmethod
-    def current() -> "Frame | None":
-        """Return the frame of the pmap whose body is being traced; None outside."""
-        return _innermost.get()
+            current_frame.reset(token)
 
 
-_innermost = contextvars.ContextVar[Frame | None]("innermost", default=None)
+# That of the innermost pmap whose body is being traced; None outside.
+current_frame = contextvars.ContextVar[Frame | None]("current_frame", default=None)

@@ -43,7 +43,9 @@ def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     >>> replicate({"w": jnp.ones(3)})["w"].sharding.is_fully_replicated
     True
     """
-    sharding = NamedSharding(_mesh_of(where), P())
+    devices = jax.local_devices() if where is None else where
+    mesh = devices if isinstance(devices, Mesh) else _sharding_over(devices).mesh
+    sharding = NamedSharding(mesh, P())
     check_runs(sharding.device_set, "replicate")
     return jax.device_put(copy_if_aliased(tree, sharding), sharding)
 
@@ -332,34 +334,24 @@ def copy_if_aliased(tree: Any, where: Sharding) -> Any:
     device_put shares buffers that are on one of the devices, and NumPy's if that is a CPU. With
     several devices, `may_alias=False` does not prevent it (jax 0.10.2 and 0.12.0.1).
     """
+    if is_staged():
+        return tree
     devices = where.device_set
     on_cpu = any(device.platform == "cpu" for device in devices)
-    copies: dict[int, Any] = {}  # by identity: an array that occurs twice is copied once
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
             return np.array(leaf, subok=True) if on_cpu else leaf
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-            return leaf
-        if leaf.sharding.device_set.isdisjoint(devices):
+        is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        if not is_placed or leaf.sharding.device_set.isdisjoint(devices):
             return leaf
         with meshes.no_mesh():
             return with_data(leaf, jnp.copy) if is_key(leaf) else jnp.copy(leaf)
 
-    def copy_once(leaf: Any) -> Any:
-        if id(leaf) not in copies:
-            copies[id(leaf)] = copy(leaf)
-        return copies[id(leaf)]
-
-    return tree if is_staged() else jax.tree.map(copy_once, tree)
-
-
-def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
-    """Return a mesh as it is, or one over these devices, by default those of this process."""
-    if isinstance(where, Mesh):
-        return where
-    devices = jax.local_devices() if where is None else list(where)
-    return _compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,))
+    leaves, structure = jax.tree.flatten(tree)
+    distinct = {id(leaf): leaf for leaf in leaves}  # an array that occurs twice is copied once
+    copies = {key: copy(leaf) for key, leaf in distinct.items()}
+    return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
 
 
 def _make_global(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -371,9 +363,10 @@ def _make_global(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 
-def _sharding_over(devices: tuple[Device, ...]) -> NamedSharding:
+def _sharding_over(devices: Sequence[Device]) -> NamedSharding:
     """Return the sharding of an array `[N, *s]` with one slice on each device."""
-    return NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
+    mesh = _compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,))
+    return NamedSharding(mesh, P(_DEVICE_AXIS))
 
 
 def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
