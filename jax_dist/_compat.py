@@ -163,20 +163,19 @@ def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> j
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
 
 
-def front(
+def make_cached_call(
     name: str,
     miss: Callable[..., Answer],
     *,
-    fun: Callable,
     without_jit: Callable,
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """Return a callable that remembers how to run signatures, and asks `miss` about the others.
+    """Return a C++ callable that remembers how to run signatures, and asks `miss` about others.
 
     `miss` returns the answer of `run_jit`, or None in its second place for a signature that has to
-    be asked about again. `fun` runs once more under `jax.debug_nans`, `without_jit` runs under
-    `jax.disable_jit`. `name` shows in profiles.
+    be asked about again. `without_jit` runs under `jax.disable_jit`, and once more under
+    `jax.debug_nans` if a result holds a NaN. `name` shows in profiles.
     """
     if not _can_remember():
 
@@ -186,16 +185,17 @@ def front(
             return miss(*args, **kwargs)[0]
 
         return always_miss
-    call = _new_front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
-    call._fun = fun
+    static = tuple(static_argnums), tuple(static_argnames)
+    call = _new_cached_call(name, miss, without_jit, *static)
+    call._fun = without_jit  # for debug_nans
     return call
 
 
 def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> Answer:
-    """Call a jit object; return its results, and what a `front` remembers of the call.
+    """Call a jit object; return its results, and what the C++ callable is to remember.
 
-    `captured` are arrays that the front passes itself, as JAX does with constants that it does not
-    write into a program; if there are any, they are the first argument of the jit object.
+    `captured` are arrays that it passes itself, as JAX does with constants that it does not write
+    into a program; if there are any, they are the first argument of the jit object.
     """
     args = (captured, *args) if captured else args
     if not _can_remember():
@@ -208,19 +208,19 @@ def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -
 
 @functools.cache
 def _can_remember() -> bool:
-    """Return whether this jax has what a front needs, by a trial. Starts no backend."""
+    """Return whether this jax has what a cached call needs, by a trial. Starts no backend."""
     answer = lambda *_: ("asked", None, False)
     try:
-        trial = _new_front("trial", answer, answer, (), ())
+        trial = _new_cached_call("trial", answer, answer, (), ())
         return hasattr(jax.jit(answer), "_cache_miss") and trial(1) == "asked"
     except (NotImplementedError, TypeError):
         return False
 
 
-def _new_front(name: str, miss: Callable, without_jit: Callable, *static: tuple) -> Any:
+def _new_cached_call(name: str, miss: Callable, without_jit: Callable, *static: tuple) -> Any:
     pjit, shard_arg = require("jaxlib._jax", "pjit"), require(_PXLA, "cc_shard_arg")
     registry = require("jax._src.tree_util", "dispatch_registry")
-    cache_key = object()  # fronts of equal keys would share a cache
+    cache_key = object()  # calls of equal keys would share a cache
     return pjit(name, without_jit, miss, *static, cache_key, registry, shard_arg)
 
 

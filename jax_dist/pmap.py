@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 import jax
 
 from jax_dist._compat import Device
-from jax_dist._front import Decorated
+from jax_dist._fast_path import Decorated
 from jax_dist._passes.captures import Captures
 from jax_dist._passes.gathers import Gathers
 from jax_dist._pmap.axes import AxisPrefix

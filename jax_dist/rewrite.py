@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
 from jax_dist._compat import Device
-from jax_dist._front import Decorated
+from jax_dist._fast_path import Decorated
 from jax_dist._hlo import ProgramCost
 from jax_dist._passes import PassFinding
 from jax_dist._passes.captures import Captures, find_captures
@@ -37,7 +37,7 @@ class RewrittenFunction(Decorated[_P, _R]):
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
         self._program = RewriteDispatcher(fun, axes.function_name(fun), options)
-        self._program.front.serve(self)
+        self._program.fast_path.serve(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments."""

@@ -1,6 +1,6 @@
 """Calls of a mapped function.
 
-- *cache hit*: the C++ fast path (see `_front`) knows the signature, and runs its program;
+- *cache hit*: the C++ fast path (see `_fast_path`) knows the signature, and runs its program;
 - *cache miss*: the function is traced, the arguments are placed on the mesh, and the fast path
   remembers how to run such a call;
 - *misplaced arguments*: an array is committed elsewhere. The fast path remembers nothing: each such
@@ -25,8 +25,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, _front
-from jax_dist._front import FastPath, is_staged
+from jax_dist import _compat, _fast_path
+from jax_dist._fast_path import FastPath, is_staged
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted, Watch
 from jax_dist._passes.gathers import plan_gathers
@@ -115,7 +115,9 @@ class PmapDispatcher:
         traced = self._find(call)
         types = self._types_in_trace(call, traced.context)
         args, kwargs = call.rebuild(types)
-        lowered = _front.lower(self._program(traced), self._place_captures(traced), args, kwargs)
+        lowered = _fast_path.lower(
+            self._program(traced), self._place_captures(traced), args, kwargs
+        )
         _compat.describe_arguments(lowered, types)
         return lowered
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat import Device
-from jax_dist._front import is_staged
+from jax_dist._fast_path import is_staged
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist.errors import DeviceCountError, MappedAxisError

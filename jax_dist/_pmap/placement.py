@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat import Device
-from jax_dist._front import is_staged
+from jax_dist._fast_path import is_staged
 from jax_dist._passes.captures import Lifted
 from jax_dist._passes.constants import is_key
 from jax_dist._pmap import meshes

@@ -2,8 +2,8 @@
 
 The user's function is traced once per signature, and JAX remembers that. The passes make a program
 of the trace; where they follow how arguments are sharded, one for each way. A program has a jit
-object, whose first argument are the captured arrays. A front is the C++ fast path of calls (see
-`_compat.front`); a call that is not in its cache comes to `_call_anew`.
+object, whose first argument are the captured arrays. Calls go through the C++ cache of `FastPath`;
+one that is not in it comes to `_call_anew`.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, _front
+from jax_dist import _compat, _fast_path
 from jax_dist._calls import warn_user
-from jax_dist._front import FastPath, is_staged
+from jax_dist._fast_path import FastPath, is_staged
 from jax_dist._multihost.agreement import Fingerprint
 from jax_dist._passes import PassFinding, PassPlan, captures, interpreter
 from jax_dist._passes.captures import Captures, Lifted, Watch
@@ -78,7 +78,7 @@ class RewrittenProgram:
 
 
 class RewriteDispatcher:
-    """State of a rewritten function: `front` asks `_call_anew` about new signatures."""
+    """State of a rewritten function: `fast_path` asks `_call_anew` about new signatures."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun
@@ -90,7 +90,7 @@ class RewriteDispatcher:
         self._capture_copies = placement.CaptureCopies()
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _Trace]()  # as long as JAX has them
-        self.front = FastPath(
+        self.fast_path = FastPath(
             name,
             self._call_anew,
             without_jit=lambda args, kwargs: self.fun(*args, **kwargs),
@@ -102,18 +102,18 @@ class RewriteDispatcher:
         program = self.find(args, kwargs)
         captured = self._place_captures(program)
         jitted = self._jit(program, takes_captures=bool(captured))
-        return _front.lower(jitted, captured, args, kwargs)
+        return _fast_path.lower(jitted, captured, args, kwargs)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
         return self._jit(self.find(args, kwargs), takes_captures=False).trace(*args, **kwargs)
 
-    # ---- a call that the front does not know
+    # ---- a call that the fast path does not know
 
     def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a call that the front does not know.
+        """Run a call that the fast path does not know.
 
-        Returns the results, what the front is to remember (or None), and whether that is stale.
+        Returns the results, what the fast path is to remember (or None), and whether that is stale.
         """
         program = self.find(args, kwargs)
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
@@ -150,7 +150,7 @@ class RewriteDispatcher:
         if mesh is not None and jax.process_count() > 1:
             self._agree(program, mesh, (args, kwargs))
         if mesh is not None:
-            self.front.throttle(mesh)
+            self.fast_path.throttle(mesh)
         jitted = self._jit(program, takes_captures=bool(captured))
         return _compat.run_jit(jitted, captured, args, kwargs)
 

@@ -65,7 +65,7 @@ class Decorated(Generic[_P, _R]):
 class FastPath:
     """The C++ fast path of one function, and the decorated objects that are called by it.
 
-    It remembers how to run the signatures that it was called with; see `_compat.front`.
+    It remembers how to run the signatures that it was called with; see `_compat.make_cached_call`.
 
     Args:
       name: of the function.
@@ -95,10 +95,9 @@ class FastPath:
                 raise
 
         call_without_jit = lambda *args, **kwargs: without_jit(args, kwargs)
-        self.call: Callable[..., Any] = _compat.front(
+        self.call: Callable[..., Any] = _compat.make_cached_call(
             name,
             miss_with_short_traceback,
-            fun=call_without_jit,
             without_jit=call_without_jit,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
