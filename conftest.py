@@ -21,7 +21,6 @@ collect_ignore_glob = [
     "tests/cache/programs/*",
     "tests/migrate/golden/*",
     "tests/migrate/programs/*",
-    "tests/rewriting/captured_keys.py",
 ]
 
 pytest.register_assert_rewrite("watching")  # tests/pmap/watching.py asserts for others

@@ -1,46 +1,95 @@
 """Programs with another key in each process: rewritten, they have the same, and are found."""
 
-import collections
-import json
-import os
+import functools
 import pathlib
 import re
-import subprocess
-import sys
+import warnings
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-_HERE = pathlib.Path(__file__).parent
-_PROGRAMS = ("closure", "decorated", "key", "mapped", "numpy", "partitioned", "viewed")
+import jax_dist
+from jax_dist.testing import run_processes
 
 
-def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:
-    """Run the programs in a fresh interpreter; `{name of program: found in the cache}`."""
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": str(_HERE.parents[1]),
-        "PYTHONHASHSEED": "random",
+@custom_partitioning
+def _centre(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+class _Scale:
+    def __call__(self, x):
+        return {"b": x * 2, "a": x + 1}
+
+
+def _capturing_functions():
+    """Return functions of `[8, 64]` that capture random arrays, seeded by the system."""
+    random, mesh = np.random.default_rng(), Mesh(np.array(jax.devices()), ("i",))
+    table = jnp.asarray(random.normal(size=(64, 64)), jnp.float32)
+    key = jax.random.key(int(random.integers(1 << 30)))
+    weights = [random.normal(size=(64, 64)).astype(np.float32)]
+    constrain = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("i")))
+    return {
+        "closure": lambda x: x @ table,
+        "key": lambda x: x + jax.random.normal(key, x.shape),
+        "mapped": lambda x: jax.pmap(lambda v: jax.lax.psum(v @ table, "i"), "i")(x),
+        "numpy": lambda x: x @ weights[0],
+        "partitioned": lambda x: _centre(constrain(x * 2)),
+        "viewed": lambda w, x: w - jax.lax.pmean((x @ table @ w).mean(), "i"),
+        "decorated": lambda x: x @ table,
     }
-    command = [sys.executable, _HERE / "captured_keys.py", *arguments]
-    ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+
+
+def compile_all(folder: str, factor: float = 1.0) -> set[str]:
+    """Run in a process: return the names of the files in the cache, in which it begins."""
+    warnings.simplefilter("ignore", jax_dist.CapturedArrayWarning)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+    def partition(mesh, arguments, result):
+        rows = NamedSharding(mesh, P("i", None))
+        return mesh, lambda x: _centre.fun(x) * factor, rows, (rows,)
+
+    _centre.def_partition(partition, sharding_rule="i j -> i j")
+    x, square = np.ones((8, 64), np.float32), np.ones((64, 64), np.float32)
+    for kind, captures in (("plain", "allow"), ("lifted", "lift")):
+        for name, fun in _capturing_functions().items():
+            fun.__name__ = f"{kind}_{name}"
+            if name == "viewed":
+                view = jax_dist.global_view(fun, "i", shardings="fsdp", captures=captures)
+                view.lower(view.place(square), view.place_batch(square)).compile()
+            elif name == "decorated":
+                jax_dist.pmap(fun, captures=captures)(x)
+            else:
+                (jax.jit if kind == "plain" else jax_dist.rewrite)(fun)(x)
+    jax_dist.pmap(_Scale())(x)
+    jax_dist.pmap(functools.partial(lambda a, x: x - a, 3.0))(x)
+    jax_dist.pmap(lambda x: x + x.sum(), donate_argnums=0)(x)
+    jax_dist.pmap(lambda x: jax_dist.pmap(lambda y: y + 1)(x))(x[:4, :2])
+    jax_dist.pmap(lambda x: jax.lax.all_gather(x, "i").sum(), "i")(x)
+    return {path.name for path in pathlib.Path(folder).glob("*-cache")}
 
 
 @pytest.mark.thorough
 def test_rewritten_programs_are_found_by_the_next_process(tmp_path):
-    first, second = _process(tmp_path), _process(tmp_path)
+    def compile_in_a_process(*args):
+        (outcome,) = run_processes(compile_all, str(tmp_path), *args, processes=1, cpu_devices=8)
+        assert outcome.error is None
+        return outcome.value
 
-    names = [re.match(r"jit_(\w+?)-\w+-cache$", path.name) for path in tmp_path.iterdir()]
-    written = collections.Counter(name[1] for name in names if name)
-    assert {name: written[f"lifted_{name}"] for name in _PROGRAMS} == dict.fromkeys(_PROGRAMS, 1)
-    assert {name: written[f"plain_{name}"] for name in _PROGRAMS} == dict.fromkeys(_PROGRAMS, 2)
-    for name in _PROGRAMS:
-        assert (first[f"lifted_{name}"], second[f"lifted_{name}"]) == (0, 1), name
-        assert (first[f"plain_{name}"], second[f"plain_{name}"]) == (0, 0), name
-    changed = _process(tmp_path, "other-body")  # of the custom_partitioning operation
-    assert (changed["lifted_partitioned"], changed["lifted_closure"]) == (0, 1)
+    def programs(files):
+        return {re.sub(r"^jit_(\w+)-\w+-cache$", r"\1", file) for file in files}
+
+    first, second = compile_in_a_process(), compile_in_a_process()
+    names = _capturing_functions()
+
+    assert programs(first) >= {f"lifted_{name}" for name in names}
+    assert programs(second - first) == {f"plain_{name}" for name in names}
+    changed = programs(compile_in_a_process(2.0) - second)  # of the custom_partitioning operation
+    assert "lifted_partitioned" in changed
+    assert "lifted_closure" not in changed
