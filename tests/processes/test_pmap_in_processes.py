@@ -2,8 +2,7 @@
 
 Every process runs `everything`: `rows`, of which it reports the slices that it holds, and the
 checks, of which it reports those that fail. The parent joins the rows in the order of processes.
-Expected is what the same function gives in this process, on 8 simulated devices; for some rows the
-numbers stand here as they are known.
+Expected is what the same function gives in this process, on 8 simulated devices.
 """
 
 import functools
@@ -20,27 +19,10 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from process_rows import assert_equal, held_slices, own_slices, values_of
 
 import jax_dist
 from jax_dist import errors
-from jax_dist.testing import run_processes
-
-
-def _own(*shape: int) -> np.ndarray:
-    """Return the slices of this process of `arange` over `[8, *shape]`."""
-    whole = np.arange(8 * int(np.prod(shape)), dtype=np.float32).reshape(8, *shape)
-    local = jax.local_device_count()
-    return whole[jax.process_index() * local :][:local]
-
-
-def _slices(array: jax.Array) -> list:
-    """Return the values on the devices of this process, in order, as nested lists."""
-    whole = np.zeros(array.shape, array.dtype)
-    held = np.zeros(len(whole), bool)
-    for shard in array.addressable_shards:
-        whole[shard.index] = shard.data
-        held[shard.index[0]] = True
-    return whole[held].tolist()
 
 
 def _pmap(fun: Callable, **options: Any) -> Callable:
@@ -69,6 +51,7 @@ def _under_another_mesh(x: np.ndarray) -> jax.Array:
         return _pmap(_psum)(x)
 
 
+@functools.cache
 def rows(names: Collection[str] = ()) -> dict[str, list]:
     """Run in every process: each row the slices that it holds of the result; these, or all."""
     total, step = _pmap(_psum), _pmap(_step)
@@ -76,7 +59,7 @@ def rows(names: Collection[str] = ()) -> dict[str, list]:
     square_gradient = jax.grad(lambda x: square(x).sum())
     over_columns = functools.partial(jax.vmap, in_axes=1, out_axes=1)
     warnings.filterwarnings("ignore", "JXD401")
-    x, pairs, key = _own(), _own().reshape(-1, 2), jax.random.key(3)
+    x, pairs, key = own_slices(), own_slices().reshape(-1, 2), jax.random.key(3)
     two = np.stack([x, 2 * x], 1)
     noise = lambda key: jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i")))
     weak = jnp.full((300,), 2.5)
@@ -104,19 +87,19 @@ def rows(names: Collection[str] = ()) -> dict[str, list]:
         "index": lambda: _pmap(lambda x: x * 0 + lax.axis_index("i"))(x),
         "ppermute": lambda: _pmap(lambda x: lax.ppermute(x, "i", ring))(x),
         "all_gather": lambda: _pmap(lambda x: lax.all_gather(x, "i"))(x),
-        "second axis": lambda: _pmap(_step, in_axes=1)(_own(3).T),
+        "second axis": lambda: _pmap(_step, in_axes=1)(own_slices(3).T),
         "integers under jit": lambda: jax.jit(total)(x.astype(np.int32)),
         "keys": lambda: _pmap(noise)(jax.random.split(jax.random.key(0), len(x))),
         "a captured key": lambda: _pmap(lambda x: x + noise(key))(x),
         "captured, of weak type": lambda: _pmap(lambda x: x + weak.sum())(x),
         "the same, on a device": lambda: _pmap(lambda x: x + weak_there.sum())(x),
     }
-    return {name: _slices(calls[name]()) for name in names or calls}
+    return {name: held_slices(calls[name]()) for name in names or calls}
 
 
 def results_are_the_view_of_each_process() -> None:
     """Check that results look as jax.pmap's do."""
-    x, local = _own(3), jax.local_device_count()
+    x, local = own_slices(3), jax.local_device_count()
     double_and_sum = lambda x: (x * 2, _psum(x))
     mapped = _pmap(double_and_sum, out_axes=(0, None))
     ours, total = mapped(x)
@@ -127,7 +110,7 @@ def results_are_the_view_of_each_process() -> None:
     for _ in range(3):
         inputs.append(state)
         state = step(state)
-    on_own_devices = _pmap(_psum, devices=jax.local_devices())(_own())
+    on_own_devices = _pmap(_psum, devices=jax.local_devices())(own_slices())
     with_default = jax_dist.pmap(lambda s, by=2.0: s * by, donate_argnums=(0, 1))
 
     np.testing.assert_array_equal(ours, theirs)
@@ -139,7 +122,7 @@ def results_are_the_view_of_each_process() -> None:
     assert state.tolist() == [3.0] * local
     # Of the first, which is not on all devices, a copy is donated.
     assert [array.is_deleted() for array in inputs] == [False, True, True]
-    assert on_own_devices.tolist() == [_own().sum()] * local
+    assert on_own_devices.tolist() == [own_slices().sum()] * local
     assert with_default(np.ones(local, np.float32)).tolist() == [2.0] * local
     assert _weak_types(jax_dist.pmap) == _weak_types(jax.pmap)
 
@@ -161,7 +144,7 @@ def _weak_types(pmap: Callable) -> list[tuple]:
 
 def captured_values_are_those_of_each_process() -> None:
     """Check that each captures values of its own, as a constant of jax.pmap's."""
-    rank, x = jax.process_index(), _own()
+    rank, x = jax.process_index(), own_slices()
     own = jax.device_put(jnp.full((300,), 1.0 + rank), jax.local_devices()[rank])
     for pmap in (jax_dist.pmap, jax.pmap):
         assert pmap(lambda x: _psum(x + own.sum()), "i")(x).tolist() == [28.0 + 4 * 900] * 4
@@ -174,13 +157,13 @@ def global_arrays_are_never_halved() -> None:
     step = _pmap(lambda s, b: s + _psum(b), donate_argnums=0, arrays="global")
     state: Any = np.zeros(jax.local_device_count(), np.float32)
     for _ in range(3):
-        state = step(state, _own())  # the batch is NumPy and holds the slices of this process
-    placed = jax_dist.shard(_own(), Mesh(np.array(jax.devices()), ("z",)), P("z"))
+        state = step(state, own_slices())  # the batch is NumPy and holds the slices of this process
+    placed = jax_dist.shard(own_slices(), Mesh(np.array(jax.devices()), ("z",)), P("z"))
     sums = _whole_sum(placed), jax.jit(_whole_sum)(placed)
 
     assert (state.shape, state.is_fully_addressable) == ((8,), False)
-    assert _slices(state) == [84.0] * 4
-    assert [_slices(array) for array in sums] == [[28.0] * 4] * 2
+    assert held_slices(state) == [84.0] * 4
+    assert [held_slices(array) for array in sums] == [[28.0] * 4] * 2
 
 
 _add = lambda x, y: x + y
@@ -189,24 +172,28 @@ _in_turn = lambda: np.array(jax.devices()).reshape(2, 4).T.ravel()  # devices of
 _MISFIT = "pass the 4 slices of this process, or global arrays of 8"
 _MISTAKES = {  # by the class of the error: words of its text, and the call
     errors.MappedAxisError: {
-        f"{_MISFIT} (x: 4, y: 5)": lambda: _pmap(_add)(_own(), np.ones(5)),
-        f"{_MISFIT} (x: 4, y: 8)": lambda: _pmap(_add)(_own(), np.ones(8)),
-        f"{_MISFIT} (x: 4, y: 3)": lambda: _pmap(_add, arrays="global")(_own(), np.ones(3)),
-        "axis_size=4 does not match the mapped axis": lambda: _pmap(_psum, axis_size=4)(_own()),
+        f"{_MISFIT} (x: 4, y: 5)": lambda: _pmap(_add)(own_slices(), np.ones(5)),
+        f"{_MISFIT} (x: 4, y: 8)": lambda: _pmap(_add)(own_slices(), np.ones(8)),
+        f"{_MISFIT} (x: 4, y: 3)": lambda: _pmap(_add, arrays="global")(own_slices(), np.ones(3)),
+        "axis_size=4 does not match the mapped axis": lambda: _pmap(_psum, axis_size=4)(
+            own_slices()
+        ),
     },
     errors.DeviceCountError: {
         "needs 6 devices, but there are 4": lambda: _pmap(_psum)(np.ones(6)),
         "needs 8 devices, but there are 4": lambda: _pmap(_psum)(np.ones(8)),
         "8 devices, but there are 4": lambda: _whole_sum(np.ones(8)),
         "an axis of size 7 evenly over 2 processes": lambda: jax.jit(_whole_sum)(np.ones(7)),
-        "be traced over these devices": lambda: jax.jit(_pmap(_psum, devices=_in_turn()))(_own()),
+        "be traced over these devices": lambda: jax.jit(_pmap(_psum, devices=_in_turn()))(
+            own_slices()
+        ),
     },
     errors.ArgumentError: {
         "got an array of this process only, while traced": lambda: jax.grad(
             lambda x: _pmap(_psum)(x).sum()
-        )(_pmap(_psum)(_own())),
+        )(_pmap(_psum)(own_slices())),
         "got devices of other processes. Pass jax.local_devices()": lambda: (
-            jax_dist.device_put_replicated(_own(), jax.devices())
+            jax_dist.device_put_replicated(own_slices(), jax.devices())
         ),
     },
 }
@@ -218,7 +205,7 @@ def mistakes_are_the_same_error_in_every_process() -> None:
         for words, call in calls.items():
             with pytest.raises(kind, match=re.escape(words)):
                 call()
-    assert _slices(_pmap(_psum)(_own())) == [28.0] * 4
+    assert held_slices(_pmap(_psum)(own_slices())) == [28.0] * 4
 
 
 _CHECKS = (
@@ -259,65 +246,31 @@ def call_without_waiting() -> dict[str, list]:
         "donated": feed_back(donating),
         "functions in turn": [several[k % 4](zeros) for k in range(_CALLS)][-1],
     }
-    return {case: [rows[0] for rows in _slices(array)] for case, array in results.items()}
+    return {case: [rows[0] for rows in held_slices(array)] for case, array in results.items()}
 
 
-@functools.cache
-def _values_of(work: Callable, *args: Any, processes: int) -> list[Any]:
-    outcomes = run_processes(
-        work, *args, processes=processes, cpu_devices=8 // processes, timeout=240
-    )
-    assert [outcome.error for outcome in outcomes] == [None] * processes
-    return [outcome.value for outcome in outcomes]
-
-
-@functools.cache
-def _in_one_process() -> dict[str, list]:
-    return rows()
-
-
-def _assert_equal(several: list[dict[str, list]], one: dict[str, list]) -> None:
-    """Compare the rows of all processes with those of one."""
-    for row, expected in one.items():
-        joined = [slice_ for value in several for slice_ in value[row]]
-        np.testing.assert_allclose(joined, expected, rtol=1e-5, err_msg=row)
-
-
-_KNOWN = {  # jax.pmap inside jit, scan and cond sums over one process: 6 and 22 of these 28
-    "alone": [28.0] * 8,
-    "jit": [28.0] * 8,
-    "cond": [28.0] * 8,
-    "grad": [448.0] * 8,
-    "jit(grad)": [7840.0 + 1568.0 * k for k in range(8)],
-    "nested": [[28.0, 29.0]] * 4,
-    "index": [float(k) for k in range(8)],
-    "ppermute": [7.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-    "another mesh set": [28.0] * 8,
-    "misplaced": [28.0] * 8,
-    "integers under jit": [28] * 8,
-}
 # Where it matters how many processes there are, and not only that there are several.
 _IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppermute")
 
 
-def test_rows_of_two_processes_are_as_known_and_equal_one_with_eight_devices():
-    several, one = [value for value, _ in _values_of(everything, processes=2)], _in_one_process()
+def test_rows_of_two_processes_equal_one_with_eight_devices():
+    several, one = [value for value, _ in values_of(everything, processes=2)], rows()
 
-    _assert_equal(several, _KNOWN)
+    assert one["jit"] == [28.0] * 8  # jax.pmap inside jit sums over one process: 6 and 22
     # Each process splits the key for its own devices: the keys repeat, the indices do not.
     assert len({*several[0]["keys"], *several[1]["keys"]}) == len({*one["keys"]}) == 8
-    _assert_equal(several, {row: one[row] for row in one if row != "keys"})
+    assert_equal(several, {row: one[row] for row in one if row != "keys"})
 
 
 def test_rows_of_four_processes_equal_one_with_eight_devices():
-    several, one = _values_of(rows, _IN_FOUR, processes=4), _in_one_process()
+    several, one = values_of(rows, _IN_FOUR, processes=4), rows()
 
-    _assert_equal(several, {row: one[row] for row in _IN_FOUR})
+    assert_equal(several, {row: one[row] for row in _IN_FOUR})
 
 
 @pytest.mark.parametrize("check", _CHECKS, ids=lambda check: check.__name__)
 def test_in_each_of_two_processes(check):
-    failures = [failures for _, failures in _values_of(everything, processes=2)]
+    failures = [failures for _, failures in values_of(everything, processes=2)]
 
     assert [failure.get(check.__name__) for failure in failures] == [None, None]
 
@@ -325,5 +278,5 @@ def test_in_each_of_two_processes(check):
 def test_many_calls_in_flight_do_not_hang():
     last = {"same argument": 1.0, "fed back": 64.0, "donated": 64.0, "functions in turn": 3.0}
 
-    for values in _values_of(call_without_waiting, processes=2):
+    for values in values_of(call_without_waiting, processes=2):
         assert values == {case: [value] * 4 for case, value in last.items()}
