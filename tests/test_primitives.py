@@ -37,15 +37,11 @@ def listed() -> dict[str, Primitive]:
     return {value.name: value for value in values if isinstance(value, Primitive)}
 
 
-# Those that one of the supported versions of JAX does not have.
-_FROM_0_12 = ("log2", "one_minus_square", "polynomial")
-_TO_0_10 = ("call", "closed_call")
-
-
-def is_here(record: primitives.Primitive) -> bool:
-    """Return whether this jax has it."""
-    comes, is_gone = _VERSION < (0, 12), _VERSION > (0, 10)
-    return not (comes and record.name in _FROM_0_12) and not (is_gone and record.name in _TO_0_10)
+# Records of primitives that this version of JAX does not have.
+_FROM_0_12 = {"log2", "one_minus_square", "polynomial"} if _VERSION < (0, 12) else set()
+_UP_TO_0_10 = {"call", "closed_call"} if _VERSION > (0, 10) else set()
+_HERE = {name: row for name, row in RECORDS.items() if name not in _FROM_0_12 | _UP_TO_0_10}
+_PLAIN = [name for name, record in _HERE.items() if record.kind == "plain"]
 
 
 def test_all_that_jax_lists_has_a_record():
@@ -54,8 +50,8 @@ def test_all_that_jax_lists_has_a_record():
 
 
 def test_each_record_has_a_primitive():
-    there = {each.name for each in _compat.primitives_of_jax()}
-    assert {name for name, record in RECORDS.items() if is_here(record) != (name in there)} == set()
+    names = {primitive.name for primitive in _compat.primitives_of_jax()}
+    assert RECORDS.keys() & names == _HERE.keys()
 
 
 # --- what JAX's own rules say
@@ -71,15 +67,13 @@ _OPERANDS = [_X, *[jnp.ones((2, 3), dtype) for dtype in _TYPES]]
 _linalg: Any = lax.linalg
 
 
-def _changed(x: jax.Array) -> list[jax.Array]:
-    first = x.at[0]
-    scattered = [first.set(1.0), first.add(1.0), first.subtract(1.0), first.multiply(2.0)]
-    return [*scattered, first.max(2.0), first.min(2.0)]
+def _scattered(x: jax.Array) -> list[jax.Array]:
+    methods = ("set", "add", "subtract", "multiply", "max", "min")
+    return [getattr(x.at[0], method)(2.0) for method in methods]
 
 
 def _windows(x: jax.Array) -> list[jax.Array]:
-    odd = lambda a, b: a * b + 1
-    starts = ((0.0, lax.add), (jnp.inf, lax.min), (1.0, odd))
+    starts = ((0.0, lax.add), (jnp.inf, lax.min), (1.0, lambda a, b: a * b + 1))
     return [lax.reduce_window(x, start, fun, *_WINDOW) for start, fun in starts]
 
 
@@ -87,19 +81,13 @@ def _pooled(x: jax.Array) -> jax.Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, *_WINDOW)
 
 
-def _image(x: jax.Array) -> jax.Array:
-    dimensions = ("NCH", "OIH", "NCH")
-    return lax.conv_general_dilated(
-        x, jnp.ones((3, 3, 2)), (1,), "SAME", dimension_numbers=dimensions
-    )
-
-
 # What no function of `lax` of its name makes of one to three operands: operands and functions.
 _PROGRAMS: list[tuple[tuple[Any, ...], list[Callable[..., Any]]]] = [
     (
         (_X,),
         [
-            *(_changed, _windows, _image, jnp.fft.fft, jnp.unstack, lax.sort, lax.cumlogsumexp),
+            *(_scattered, _windows, jnp.fft.fft, jnp.unstack, lax.sort, lax.cumlogsumexp),
+            lambda x: lax.conv(x, jnp.ones((3, 3, 2)), (1,), "SAME"),
             lambda x: (lax.clamp(0.0, x, 1.0), lax.select(x > 0, x, -x), lax.betainc(x, x, x)),
             lambda x: (x**3, x.astype(jnp.int32), lax.bitcast_convert_type(x, jnp.int32)),
             lambda x: (lax.reduce_precision(x, 5, 10), jnp.array(x, copy=True)),
@@ -162,23 +150,21 @@ _UNTRACED = {  # no public function makes an equation of them by itself
 @functools.cache
 def samples() -> dict[str, list[JaxprEqn]]:
     """Equations of primitives, by name."""
-    found: dict[str, list[JaxprEqn]] = {}
-    programs = [(function, given) for given, functions in _PROGRAMS for function in functions]
+    by_name: dict[str, list[JaxprEqn]] = {}
+    programs = [(function, args) for args, functions in _PROGRAMS for function in functions]
     for function, operands in [*programs, *_of_operands()]:
         for eqn in equations(jax.make_jaxpr(function)(*operands)):
-            found.setdefault(eqn.primitive.name, []).append(eqn)
-    return found
+            by_name.setdefault(eqn.primitive.name, []).append(eqn)
+    return by_name
 
 
 def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Return the functions of `lax` named as plain primitives, with operands."""
-    for name, record in RECORDS.items():
-        if record.kind != "plain" or not is_here(record) or name == "polynomial":
-            continue
+    for name in (name for name in _PLAIN if name != "polynomial"):
         makers = [getattr(lax, f"{part}{name}", None) for part in ("", "bitwise_")]
-        makers += [each.bind for each in listed().values() if each.name == name]
+        makers += [primitive.bind for primitive in listed().values() if primitive.name == name]
         for maker in filter(None, makers):
-            for operands in ((each,) * count for each in _OPERANDS for count in (1, 2, 3)):
+            for operands in ((operand,) * count for operand in _OPERANDS for count in (1, 2, 3)):
                 try:
                     (eqn,) = jax.make_jaxpr(maker)(*operands).eqns
                 except Exception:  # noqa: BLE001  # of another type or number of operands
@@ -189,9 +175,7 @@ def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 @pytest.mark.thorough
 def test_nearly_all_records_are_compared_with_rules():
-    plain = {name for name, each in RECORDS.items() if each.kind == "plain" and is_here(each)}
-
-    missing = sorted(plain - samples().keys() - _UNTRACED)
+    missing = sorted({*_PLAIN} - samples().keys() - _UNTRACED)
     assert missing == [], "add to _PROGRAMS a program that has them"
 
 
@@ -244,13 +228,13 @@ _MESH = AbstractMesh((2,), ("devices",))
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
-    """Whether JAX types all results as varying if all operands vary: 0.10 and newer."""
-    found: list[bool] = []
+    """Return whether JAX types all results as varying if all operands vary."""
+    varies: list[bool] = []
 
     def run(*values: Any) -> tuple[()]:
-        varying = [jax.lax.pcast(value, _MESH.axis_names, to="varying") for value in values]
-        outs = _bind(eqn, varying)
-        found.extend(bool(_compat.varying_axes(jax.typeof(out))) for out in outs)
+        operands = [jax.lax.pcast(value, _MESH.axis_names, to="varying") for value in values]
+        results = _bind(eqn, operands)
+        varies.extend(bool(_compat.varying_axes(jax.typeof(result))) for result in results)
         return ()
 
     specs = (P(),) * len(eqn.invars)
@@ -259,31 +243,30 @@ def is_plain(eqn: JaxprEqn) -> bool:
         jax.eval_shape(mapped, *[_struct(atom.aval) for atom in eqn.invars])
     except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
-    return bool(found) and all(found)
+    return bool(varies) and all(varies)
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Whether the vmap of an equation, along each dimension, is the equation itself."""
+    """Return whether the vmap of an equation, along each dimension, is the equation itself."""
     if len(eqn.outvars) != 1:
         return False
     ins: list[Any] = [atom.aval for atom in eqn.invars]
     shape = getattr(eqn.outvars[0].aval, "shape", ())
     if not shape or any(aval.shape not in ((), shape) for aval in ins):
         return False
-    return all(_is_own_vmap(eqn, ins, dim) for dim in range(len(shape)))
+    return all(_is_its_vmap(eqn, ins, dim) for dim in range(len(shape)))
 
 
-def _is_own_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
+def _is_its_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
     axes = tuple(dim if aval.shape else None for aval in ins)
     mapped = jax.vmap(lambda *values: _bind(eqn, values), in_axes=axes, out_axes=dim)
     try:
         body = jax.make_jaxpr(mapped)(*map(_struct, ins)).jaxpr
-        (own,) = body.eqns
-        same = own.params == eqn.params
+        (batched,) = body.eqns
+        is_same = batched.primitive is eqn.primitive and batched.params == eqn.params
     except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
-    is_whole = (own.invars, own.outvars) == (body.invars, body.outvars)
-    return own.primitive is eqn.primitive and same and is_whole
+    return is_same and (batched.invars, batched.outvars) == (body.invars, body.outvars)
 
 
 def _bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -298,23 +281,22 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 # --- collectives
 
 
-_ON_DEVICES = {
-    **dict.fromkeys(("psum", "pmax", "pmin", "pmean", "all_gather")),  # of the array and the axis
-    "pbroadcast": lambda x: lax.pbroadcast(x, "i", 0),
-    "psum_scatter": lambda x: lax.psum_scatter(x, "i"),
-    "all_to_all": lambda x: lax.all_to_all(x, "i", 0, 0),
-    "pswapaxes": lambda x: lax.pswapaxes(x, "i", 0),
-    "ppermute": lambda x: lax.ppermute(x, "i", [(0, 1)]),
-    "pshuffle": lambda x: lax.pshuffle(x, "i", [1, 0]),
-    "axis_index": lambda x: lax.axis_index("i"),
+_AFTER_THE_AXIS = {  # arguments of the collectives of lax after the array and the axis
+    **dict.fromkeys(("psum", "pmax", "pmin", "pmean", "all_gather", "psum_scatter"), ()),
+    **{"pbroadcast": (0,), "all_to_all": (0, 0), "pswapaxes": (0,)},
+    **{"ppermute": ([(0, 1)],), "pshuffle": ([1, 0],)},
 }
 
 
 def test_collectives_of_lax_bind_what_is_said_of_them():
-    for name, given in _ON_DEVICES.items():
-        function = given or functools.partial(getattr(lax, name), axis_name="i")
-        traced = jax.make_jaxpr(function, axis_env=[("i", 2)])(jnp.ones((2, 2)))
-        found = {_compat.name_of(eqn) for eqn in equations(traced)}
-        assert primitives.LAX_COLLECTIVES[name] in found, name
-    assert {*primitives.LAX_COLLECTIVES} == {*_ON_DEVICES, "ragged_all_to_all"}
+    calls = {
+        name: lambda x, name=name, args=args: getattr(lax, name)(x, "i", *args)
+        for name, args in _AFTER_THE_AXIS.items()
+    }
+    calls["axis_index"] = lambda x: lax.axis_index("i")
+    for name, call in calls.items():
+        traced = jax.make_jaxpr(call, axis_env=[("i", 2)])(jnp.ones((2, 2)))
+        names = {_compat.name_of(eqn) for eqn in equations(traced)}
+        assert primitives.LAX_COLLECTIVES[name] in names, name
+    assert {*primitives.LAX_COLLECTIVES} == {*calls, "ragged_all_to_all"}
     assert primitives.LAX_COLLECTIVES["ragged_all_to_all"] == "ragged_all_to_all"
