@@ -25,9 +25,7 @@ def _double(x):
 
 
 def test_decorating_again_compiles_once():
-    def body(x):
-        return lax.psum(x, "i") * 3
-
+    body = lambda x: lax.psum(x, "i") * 3
     with compiles(1):
         for _ in range(3):
             jax_dist.pmap(body, "i")(_EIGHT)

@@ -59,6 +59,11 @@ def _kernel(y):
     return lax.psum(pallas.pallas_call(run, shape, interpret=True)(y[None])[0], "j")
 
 
+def _three_deep(pmap):
+    innermost = lambda z: z - lax.pmean(z, ("i", "k")) + lax.psum(1, "j")
+    return lambda x: _twice("i", "j", lambda y: pmap(innermost, "k")(y))(pmap)(x.reshape(2, 2, 2))
+
+
 _CASES = {  # on `[2, 4]`
     "over the outer axis": _twice("i", "j", lambda y: lax.psum(y, "i")),
     "over the inner axis": _twice("i", "j", lambda y: lax.psum(y, "j")),
@@ -69,6 +74,7 @@ _CASES = {  # on `[2, 4]`
     "one after the other": _one_after_the_other,
     "over columns": _over_columns,
     "a kernel": _twice("i", "j", _kernel),
+    "three deep": _three_deep,
     "a gather": _twice("i", "j", lambda y: lax.all_gather(lax.all_gather(y, "j").sum(), "i").sum()),
     "a slice": _closing_over(lambda row: row, lambda row: row[lax.axis_index("j")]),
     "a sum": _closing_over(jnp.sum),
@@ -84,19 +90,7 @@ def test_the_numbers_of_vmap_on_one_mesh(case):
 
     chex.assert_trees_all_close(result, _CASES[case](_vmap)(_X), rtol=1e-6)
     for array in jax.tree.leaves(result):
-        lies_on(array, jax.devices(), depth=2)
-
-
-def test_three_deep():
-    def nested(pmap):
-        innermost = lambda z: z - lax.pmean(z, ("i", "k"))
-        middle = lambda y: pmap(innermost, "k")(y) + lax.psum(1, "j")
-        return pmap(lambda x: pmap(middle, "j")(x), "i")
-
-    result = nested(jax_dist.pmap)(_X.reshape(2, 2, 2))
-
-    np.testing.assert_allclose(result, nested(_vmap)(_X.reshape(2, 2, 2)))
-    lies_on(result, jax.devices(), depth=3)
+        lies_on(array, jax.devices(), depth=3 if case == "three deep" else 2)
 
 
 def _and_another(name, size):

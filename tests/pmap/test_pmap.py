@@ -11,6 +11,7 @@ from jax import lax
 from watching import lies_on
 
 import jax_dist
+from jax_dist.testing import assert_same_as_pmap
 
 _EIGHT = np.arange(8.0, dtype=np.float32)
 
@@ -89,23 +90,35 @@ def test_the_result_looks_like_the_function():
         assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_a_shorter_axis_takes_the_first_devices(count):
-    result = jax_dist.pmap(lambda x: x - lax.pmean(x, "i"), "i")(_EIGHT[:count])
-
-    np.testing.assert_allclose(result, _EIGHT[:count] - (count - 1) / 2, atol=1e-6)
-    lies_on(result, jax.devices()[:count])
+def _rank(x):
+    return x - lax.pmean(x, "i") + lax.axis_index("i")
 
 
-@pytest.mark.parametrize("order", [slice(None, None, -1), slice(2, 6), slice(5, None)])
-def test_devices_are_used_in_the_order_given(order):
-    devices = jax.devices()[order]
-    mapped = jax_dist.pmap(lambda x: x + lax.axis_index("i"), "i", devices=devices)
+def _slope(w, x):
+    """Return a gradient that shard_map's default check_vma=True would make 8 times as large."""
+    return lax.pmean(jax.grad(lambda w: jnp.sum(w * x))(w), "i")
 
-    result = mapped(np.zeros(len(devices), np.int32))
 
-    assert result.tolist() == list(range(len(devices)))
-    lies_on(result, devices)
+_STATIC = {"static_broadcasted_argnums": (1, 2)}
+_CALLS = {  # a function, its arguments, and options
+    **{f"an axis of {n}": (_rank, (_EIGHT[:n],), {}) for n in (1, 2, 3, 8)},
+    "devices in reversed order": (_rank, (_EIGHT,), {"devices": jax.devices()[::-1]}),
+    "devices in the middle": (_rank, (_EIGHT[:4],), {"devices": jax.devices()[2:6]}),
+    "a gradient": (_slope, (1.0, _EIGHT), {"in_axes": (None, 0)}),
+    "out_axes=None": (lambda x: x * 10, (_EIGHT + 1,), {"out_axes": None}),
+    **{  # of static arguments, they say nothing
+        f"in_axes={axes}": (
+            lambda x, n, m: x * n + m, (_EIGHT, 3, 4), {"in_axes": axes, **_STATIC}
+        )
+        for axes in ((0,), (0, 0), (0, None, None), (0, {"a": 1}, 7))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_the_numbers_and_the_devices_of_jax_pmap(name):
+    fun, args, options = _CALLS[name]
+    assert assert_same_as_pmap(fun, *args, axis_name="i", **options) is not None
 
 
 def test_in_axes_are_those_of_the_decoration():
@@ -120,24 +133,6 @@ def test_in_axes_are_those_of_the_decoration():
     wanted = (batch["w"].sum(1) + _EIGHT).tolist()
     assert mapped(batch).tolist() == again(batch).tolist() == wanted
     assert other(batch).tolist() == (batch["w"].sum() + _EIGHT).tolist()
-
-
-def test_out_axes_none_gives_the_value_of_the_first_device():
-    result = jax_dist.pmap(lambda x: x * 10, out_axes=None)(_EIGHT + 1)
-
-    assert float(result) == 10.0
-    assert result.sharding.is_fully_replicated
-    assert len(result.sharding.device_set) == 8
-
-
-def test_gradients_are_those_of_pmap_not_n_times_as_large():
-    def update(w, x):
-        return lax.pmean(jax.grad(lambda w: jnp.sum(w * x))(w), "i")
-
-    mapped = jax_dist.pmap(update, "i", in_axes=(None, 0))
-
-    # shard_map's default check_vma=True gives 28.0 here.
-    np.testing.assert_allclose(mapped(1.0, _EIGHT), [3.5] * 8)
 
 
 def test_effects_of_the_body_happen_once_a_device(capfd):
@@ -179,11 +174,3 @@ def test_a_keyword_argument_may_have_any_name(name):
     assert mapped.eval_shape(_EIGHT, **named).shape == (8,)
     with jax.disable_jit():
         assert mapped(_EIGHT, **named)[7] == 14
-
-
-@pytest.mark.parametrize("in_axes", [(0,), (0, 0), (0, None, None), (0, {"a": 1}, 7)])
-def test_axes_of_static_arguments_say_nothing(in_axes):
-    """They may be there or not, as with jax.pmap, which looks at the others alone."""
-    for pmap in (jax.pmap, jax_dist.pmap):
-        mapped = pmap(lambda x, n, m: x * n + m, in_axes=in_axes, static_broadcasted_argnums=(1, 2))
-        assert mapped(_EIGHT, 3, 4).tolist() == (_EIGHT * 3 + 4).tolist()

@@ -65,16 +65,25 @@ _ARRAYS = {
     "a mean over devices": lambda: jax_dist.pmap(lambda a: a * 2, "q")(_X).mean(),
     "a result of the same name": lambda: jax_dist.pmap(lambda a: a * 2, "i")(_X),
     "a replicated number": lambda: jax_dist.replicate(jnp.float32(2.5)),
+    "NumPy": lambda: np.arange(3000.0, dtype=np.float32),
     "of weak type": lambda: jnp.full((3000,), 2.5),
     "cut, small": lambda: put(jnp.arange(8.0), mesh("q", "r", shape=(4, 2)), "q"),
     "cut, large": lambda: put(jnp.arange(800.0), mesh("q", "r", shape=(4, 2)), "q"),
 }
 
 
+_MAPPED = {  # functions of `[8]` from the body
+    "lift": lambda body: jax_dist.pmap(body, "i"),
+    "allow": lambda body: jax_dist.pmap(body, "i", captures="allow"),
+    "rewrite": jax_dist.rewrite,
+    "rewrite of pmap": lambda body: jax_dist.rewrite(jax.pmap(body, "i")),
+}
+
+
 @pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
-@pytest.mark.parametrize("captures", ["lift", "allow"])
+@pytest.mark.parametrize("way", _MAPPED)
 @pytest.mark.parametrize("name", _ARRAYS)
-def test_a_captured_array_keeps_its_value(name, captures):
+def test_a_captured_array_keeps_its_value(name, way):
     """Wherever it lies, and when it is donated to something else and gone."""
     array = _ARRAYS[name]()
 
@@ -84,7 +93,7 @@ def test_a_captured_array_keeps_its_value(name, captures):
         return x - jax.jit(lambda m: m.sum())(array) - array.ravel()[0]
 
     expected = jax.pmap(body, "i")(_X)
-    mapped = jax_dist.pmap(body, "i", captures=captures)
+    mapped = _MAPPED[way](body)
 
     result = mapped(_X)
     np.testing.assert_array_equal(result, expected)
@@ -95,17 +104,21 @@ def test_a_captured_array_keeps_its_value(name, captures):
     np.testing.assert_array_equal(jax.grad(lambda x: mapped(x).sum())(_X), np.ones(8))
 
     jax.block_until_ready(result)
-    array.delete()
+    if isinstance(array, jax.Array):
+        array.delete()
     np.testing.assert_array_equal(mapped(_X), expected)
     np.testing.assert_array_equal(mapped(_X + 1), expected + 1)
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", ""])
 @pytest.mark.parametrize(("gathers", "kind"), [("reduce", "all-reduce"), ("keep", "all-gather")])
-def test_a_gather_that_is_averaged_is_one_reduction(gathers, kind):
-    mapped = jax_dist.pmap(lambda x: jnp.mean(lax.all_gather(x, "i"), 0), "i", gathers=gathers)
+def test_a_gather_that_is_averaged_is_one_reduction_over_all_devices(gathers, kind, jit):
+    body = lambda x: jnp.mean(lax.all_gather(x, "i"), 0)
+    mapped = jit(jax_dist.pmap(body, "i", gathers=gathers))
     batch = np.arange(24.0, dtype=np.float32).reshape(8, 3)
 
     text = mapped.lower(batch).compile().as_text()
 
     assert re.findall(r" (all-gather|all-reduce)\(", text) == [kind]
     np.testing.assert_allclose(mapped(batch), [[10.5, 11.5, 12.5]] * 8)
+    assert len(mapped(batch).sharding.device_set) == 8

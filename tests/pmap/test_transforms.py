@@ -113,16 +113,6 @@ def test_inside_of_other_functions_it_gives_the_numbers_of_vmap(around, jit):
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
-def test_jit_of_pmap_runs_on_all_devices_with_one_all_reduce():
-    jitted = jax.jit(jax_dist.pmap(_share, "i"))
-
-    text = jitted.lower(_X).compile().as_text()
-
-    assert text.count(" all-reduce(") == 1
-    assert "all-gather" not in text
-    assert len(jitted(_X).sharding.device_set) == 8
-
-
 def test_under_a_vmap_that_has_a_name():
     summed = jax_dist.pmap(lambda x: lax.psum(x, ("batch", "i")), "i")
     without = jax_dist.pmap(lambda x: x * 2, "i")  # collectives, so the names may be the same
