@@ -1,4 +1,4 @@
-"""What the tests of `rewrite` share: meshes, comparing, counting."""
+"""What the tests of rewriting share: meshes, planning, comparing, counting."""
 
 import collections
 import contextlib
@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_dist._passes.interpreter import equations
+from jax_dist._passes import PassPlan
+from jax_dist._passes.gathers import plan_gathers
+from jax_dist._passes.interpreter import equations, evaluate
 
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
@@ -24,10 +26,10 @@ def numbers(*shape: int, seed: int = 0) -> jax.Array:
     return jax.numpy.asarray(np.random.default_rng(seed).normal(size=shape), np.float32)
 
 
-def assert_same(found: Any, wanted: Any, rtol: float = 2e-6, name: str = "") -> None:
+def assert_same(actual: Any, wanted: Any, rtol: float = 2e-6, name: str = "") -> None:
     """Structure, types and values; sums over devices may come in another order."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted), name
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(wanted), name
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         assert _type(ours) == _type(theirs), name
         if jax.numpy.issubdtype(jax.typeof(ours).dtype, jax.dtypes.prng_key):
             ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
@@ -39,20 +41,49 @@ def _type(value: Any) -> tuple:
     return aval.shape, aval.dtype, aval.weak_type
 
 
-def traced_names(rewritten: Any, *args: Any, **kwargs: Any) -> collections.Counter[str]:
-    """How many equations of each primitive the rewritten program has, at any depth."""
-    jaxpr = rewritten.trace(*args, **kwargs).jaxpr
+def assert_close(actual: Any, wanted: Any, tolerance: float, name: str = "") -> None:
+    """Compare relative to the largest of the finite values, for a mean may be near 0."""
+    actual, wanted = np.asarray(actual), np.asarray(wanted)
+    assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype), name
+    actual, wanted = (x.astype(np.float64) if tolerance else x for x in (actual, wanted))
+    largest = np.max(np.abs(wanted), initial=0.0) if tolerance else 0
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=tolerance * largest, err_msg=name)
+
+
+def plan_for(function: Callable[..., Any], *args: Any, exact: bool = False) -> PassPlan:
+    """Plan which gathers of a function give way to reductions."""
+    return plan_gathers(jax.make_jaxpr(function)(*args), exact=exact)
+
+
+def rewrite_gathers(function: Callable[..., Any], *, exact: bool = False) -> Callable[..., Any]:
+    """Return the function after the pass, planned anew in every call; it gives leaves."""
+
+    def call(*args: Any) -> list[Any]:
+        jaxpr = jax.make_jaxpr(function)(*args)
+        return evaluate(plan_gathers(jaxpr, exact=exact).jaxpr or jaxpr, jax.tree.leaves(args))
+
+    return call
+
+
+def traced_names(jitted: Any, *args: Any, **kwargs: Any) -> collections.Counter[str]:
+    """Count the equations of each primitive in the program, at any depth."""
+    jaxpr = jitted.trace(*args, **kwargs).jaxpr
     return collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
 
 
-def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:
-    """How many collectives of each kind the compiled program has."""
-    text = call.lower(*args).compile().as_text()
-    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in _KINDS}
-    return {kind: count for kind, count in counts.items() if count}
+def traced_collectives(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    """Count the gathers and the reductions that a function traces."""
+    names = traced_names(jax.jit(function), *args)
+    return names["all_gather"], sum(names[kind] for kind in _REDUCTIONS)
 
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+def compiled_collectives(compiled: Any) -> dict[str, int]:
+    """Count the collectives of each kind in a compiled program."""
+    return dict(collections.Counter(re.findall(_COMPILED, compiled.as_text())))
+
+
+_REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
+_COMPILED = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 
 
 def line_of(function: Callable, after: int = 0) -> int:

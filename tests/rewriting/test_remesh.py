@@ -18,19 +18,12 @@ from jax_dist import explain, rewrite
 from jax_dist._rewrite import remesh
 
 _X = numbers(4, 3)
-_CUBE = numbers(5, 4, 3, seed=1)
 _FOUR, _WIDE = mesh_of(data=4), mesh_of(data=4, model=2)
 _REVERSED = Mesh(np.array(jax.devices()[:4])[::-1], ("data",))
-_MESHES = {"reversed": _REVERSED, "4x2": _WIDE, "no mesh": None}
 _PMAPS = pytest.mark.parametrize(
     "pmap", [jax.pmap, jax_dist.pmap], ids=["jax.pmap", "jax_dist.pmap"]
 )
 _ROWS = P("data")  # how the results of most cases are sharded
-
-
-def _meshes_for(pmap):
-    """All for jax.pmap; ours is the same shard_map, so one will do."""
-    return [(name, mesh) for name, mesh in _MESHES.items() if pmap is jax.pmap or name == "4x2"]
 
 
 @jax.custom_vjp
@@ -38,7 +31,7 @@ def _summed(x):
     return lax.psum(x, "i") * 2
 
 
-# Not the derivative, and with a collective that is traced only when it is wanted.
+# Not the derivative, and with a collective that is traced only by a gradient.
 _summed.defvjp(lambda x: (_summed(x), x), lambda x, g: (lax.psum(g * x, "i") * 3,))
 
 
@@ -47,12 +40,20 @@ def _steep(x):
     return jnp.sin(x)
 
 
-_steep.defjvp(lambda primals, tangents: (_steep(*primals), 5 * lax.pmean(tangents[0], "i")))
+_steep.defjvp(lambda primals, tangents: (_steep(*primals), 5 * tangents[0]))
 
 
-def _shared(pmap):
-    body = lambda w, x: (lax.psum(x * w, "i"), w + x)
-    return pmap(body, "i", in_axes=(None, 0), out_axes=(None, 0))
+# What makes a function of `[4, 3]` from a pmap.
+
+
+def _second_axes(pmap):
+    mapped = pmap(lambda x: x + lax.psum(x, "i"), "i", in_axes=1, out_axes=1)
+    return lambda x: mapped(x.T)
+
+
+def _key_by_device(pmap):
+    mapped = pmap(lambda x, key: x + jax.random.normal(key, (3,)) + lax.axis_index("i"), "i")
+    return lambda x: mapped(x, jax.random.split(jax.random.key(0), 4))
 
 
 def _gradient_outside(pmap):
@@ -61,25 +62,18 @@ def _gradient_outside(pmap):
 
 
 def _static_and_donated(pmap):
-    body, options = lambda v, n: v**n + lax.psum(v, "i"), {"donate_argnums": 0}
-    mapped = pmap(body, "i", static_broadcasted_argnums=1, **options)
+    options = {"static_broadcasted_argnums": 1, "donate_argnums": 0}
+    mapped = pmap(lambda v, n: v**n + lax.psum(v, "i"), "i", **options)
     return lambda x: mapped(x, 3)
 
 
-def _under_vmap(pmap):
-    return jax.vmap(pmap(lambda v: v - lax.pmean(v, "i"), "i"), in_axes=2, out_axes=2)
+def _with_rules(pmap):
+    mapped = pmap(lambda x: _summed(x) + _steep(x), "i")
+    return lambda x: _steep(mapped(x))
 
 
-def _second_axes(pmap):
-    return pmap(lambda x: x + lax.psum(x, "i"), "i", in_axes=1, out_axes=1)
-
-
-def _key_by_device(pmap):
-    return pmap(lambda key: jax.random.normal(key, (3,)) + lax.axis_index("i"), "i")
-
-
-def _rules(pmap):
-    return pmap(lambda x: _summed(x) + _steep(x), "i")
+def _gradient_by_rules(pmap):
+    return jax.grad(lambda x: _with_rules(pmap)(x).sum())
 
 
 # ---- loops around pmaps
@@ -120,21 +114,19 @@ def _cond_and_two_pmaps(pmap):
     return lambda x: lax.scan(turn, x, jnp.arange(5))[0]
 
 
-# By name: what makes the function from a pmap, its argument or arguments, how its results are
-# sharded, and the reductions of one step if there are no others.
-_KEYS = jax.random.split(jax.random.key(0), 4)
+# By name: what makes the function from a pmap, how its results are sharded, and the reductions of
+# one step if there are no other collectives.
 _PROGRAMS = {
-    "second axes": (_second_axes, (_CUBE,), [P(None, "data")], None),
-    "shared in, shared out": (_shared, (numbers(3, seed=2), _X), [P(), _ROWS], None),
-    "a key for each device": (_key_by_device, (_KEYS,), [_ROWS], None),
-    "gradient outside": (_gradient_outside, (_X,), [_ROWS], None),
-    "under vmap": (_under_vmap, (_CUBE.swapaxes(0, 1),), [_ROWS], None),
-    "static and donated": (_static_and_donated, (_X,), [_ROWS], None),
-    "rules of its own": (_rules, (_X,), [_ROWS], None),
-    "loop in a loop": (_loop_in_a_loop, (_X,), [_ROWS, P(None, "data")], 1),
-    "while": (_while, (_X,), [_ROWS, P()], 1),
-    "shared state": (_shared_state, (_X,), [P(), _ROWS, P()], 1),
-    "cond and two pmaps": (_cond_and_two_pmaps, (_X,), [_ROWS], 2),
+    "second axes": (_second_axes, [P(None, "data")], 0),
+    "a key for each device": (_key_by_device, [_ROWS], 0),
+    "gradient outside": (_gradient_outside, [_ROWS], 0),
+    "static and donated": (_static_and_donated, [_ROWS], 0),
+    "rules of its own": (_with_rules, [_ROWS], 0),
+    "gradient by these rules": (_gradient_by_rules, [_ROWS], 0),
+    "loop in a loop": (_loop_in_a_loop, [_ROWS, P(None, "data")], 1),
+    "while": (_while, [_ROWS, P()], 1),
+    "shared state": (_shared_state, [P(), _ROWS, P()], 1),
+    "cond and two pmaps": (_cond_and_two_pmaps, [_ROWS], 2),
 }
 
 
@@ -142,84 +134,67 @@ _PROGRAMS = {
 @_PMAPS
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_numbers_stay_and_nothing_is_moved(name, pmap):
-    make, args, specs, reductions = _PROGRAMS[name]
+    make, specs, reductions = _PROGRAMS[name]
     fun = make(pmap)
-    wanted = jax.jit(fun)(*args)
-
-    for mesh_name, mesh in _meshes_for(pmap):
+    # All meshes for jax.pmap; ours is the same shard_map, so one will do.
+    for mesh in (_REVERSED, _WIDE, None) if pmap is jax.pmap else (_WIDE,):
         rewritten = rewrite(fun, mesh=mesh)
-        results = rewritten(*args)
-        assert_same(results, wanted, rtol=2e-5, name=mesh_name)
-        if mesh is not None:
-            for leaf, spec in zip(jax.tree.leaves(results), specs, strict=True):
-                there = NamedSharding(mesh, spec)
-                assert leaf.sharding.is_equivalent_to(there, leaf.ndim), (mesh_name, leaf.sharding)
+        results = rewritten(_X)
+        assert_same(results, jax.jit(fun)(_X), rtol=2e-5)
+        for leaf, spec in zip(jax.tree.leaves(results), specs, strict=True):
+            place = NamedSharding(mesh or _FOUR, spec)
+            assert leaf.sharding.is_equivalent_to(place, leaf.ndim), leaf.sharding
         if reductions:  # XLA may merge two reductions; it must not need anything else
-            counts = compiled_collectives(rewritten, *args)
-            assert set(counts) == {"all-reduce"}, mesh_name
-            assert counts["all-reduce"] <= reductions, mesh_name
+            counts = compiled_collectives(rewritten.lower(_X).compile())
+            assert set(counts) == {"all-reduce"}
+            assert counts["all-reduce"] <= reductions
 
 
 @pytest.mark.thorough
-@_PMAPS
-def test_custom_rules_are_used_inside_of_the_rewriting(pmap):
-    fun, x = _rules(pmap), _X
-    # Of _summed: 3 * sum over devices of x; of _steep, transposed: 5.
-    wanted = 3 * np.broadcast_to(np.sum(x, 0), (4, 3)) + 5
+@pytest.mark.parametrize("mesh", [None, _FOUR], ids=["no mesh", "4"])
+def test_rules_are_used_by_later_derivatives(mesh):
+    rewritten = rewrite(_with_rules(jax.pmap), mesh=mesh)
+    loss = lambda x: rewritten(x).sum()
 
-    for mesh in _MESHES.values():
-        slope = rewrite(jax.grad(lambda x: fun(x).sum()), mesh=mesh)(x)
-        np.testing.assert_allclose(slope, wanted, rtol=1e-5, atol=1e-5)
-    told = r"test_remesh.py:\d+ is moved .* inside: rewrite"
-    with pytest.raises(NotImplementedError, match=told):
-        jax.grad(lambda x: rewrite(fun, mesh=_WIDE)(x).sum())(x)
+    for gradient in (jax.grad(loss), jax.grad(jax.jit(loss))):
+        assert_same(gradient(_X), jax.jit(_gradient_by_rules(jax.pmap))(_X))
 
 
-def test_sharded_arguments_stay_where_they_are():
-    x = jax.device_put(_X, NamedSharding(_WIDE, _ROWS))
-    rewritten = rewrite(_gradient_outside(jax.pmap), mesh=_WIDE)
+def test_rules_in_a_pmap_on_a_larger_mesh_have_no_later_derivatives():
+    rewritten = rewrite(_with_rules(jax.pmap), mesh=_WIDE)
 
-    with jax.transfer_guard("disallow"):
-        result = rewritten(x)
-    assert result.sharding == NamedSharding(_WIDE, _ROWS)
+    with pytest.raises(NotImplementedError, match=r"remesh.py:\d+ is moved .* inside: rewrite"):
+        jax.grad(lambda x: rewritten(x).sum())(_X)
 
 
 # ---- other devices
 
 
-def test_devices_in_another_order():
-    mapped = jax.pmap(lambda x: lax.axis_index("i") * 10 + x, "i", devices=jax.devices()[:4][::-1])
-
-    result = rewrite(lambda x: mapped(x), mesh=_FOUR)(jnp.arange(4))
-    assert result.tolist() == [0, 11, 22, 33]
-    assert [shard.device for shard in result.addressable_shards] == jax.devices()[:4]
-
-
-def test_pmaps_of_different_devices_meet_on_the_mesh():
+@pytest.mark.parametrize("mesh", [_FOUR, _WIDE], ids=["4", "4x2"])
+def test_pmaps_of_different_devices_meet_on_the_mesh(mesh):
     """Without a mesh, jit refuses a program over different devices."""
     first = jax.pmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices()[:4])
-    second = jax.pmap(lambda x: x * 2, "i", devices=jax.devices()[:4][::-1])
+    second = jax.pmap(lambda x: x + lax.axis_index("i"), "i", devices=jax.devices()[:4][::-1])
     fun = lambda x: second(first(x))
 
     with pytest.raises(ValueError, match="incompatible devices"):
         jax.jit(fun)(jnp.arange(4.0))
-    assert rewrite(fun, mesh=_WIDE)(jnp.arange(4.0)).tolist() == [12.0] * 4
-
-
-def _of_two_sizes(x):
-    four = jax.pmap(lambda x: x - lax.pmean(x, "i"), "i")
-    two = jax.pmap(lambda x: x + 2 * lax.axis_index("i"), "i")
-    step = lambda c, _: ((four(c[0]), two(c[1])), None)
-    return lax.scan(step, (x, x[:2]), None, length=3)[0]
+    result = rewrite(fun, mesh=mesh)(jnp.arange(4.0))
+    assert result.tolist() == [6.0, 7.0, 8.0, 9.0]
+    assert result.sharding.is_equivalent_to(NamedSharding(mesh, _ROWS), 1)
 
 
 def test_pmaps_of_different_sizes_go_to_different_axes():
-    first, second = rewrite(_of_two_sizes, mesh=_WIDE)(_X)
+    four = jax.pmap(lambda x: x - lax.pmean(x, "i"), "i")
+    two = jax.pmap(lambda x: x + 2 * lax.axis_index("i"), "i")
+    step = lambda c, _: ((four(c[0]), two(c[1])), None)
+    fun = lambda x: lax.scan(step, (x, x[:2]), None, length=3)[0]
 
+    first, second = rewrite(fun, mesh=_WIDE)(_X)
     np.testing.assert_allclose(first, _X - np.mean(_X, 0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(second, _X[:2] + np.array([[0], [6]]), rtol=1e-4, atol=1e-6)
     # It does not compile as it is, and that is noted.
-    report = explain(_of_two_sizes, _X, mesh=_WIDE)
+    report = explain(fun, _X, mesh=_WIDE)
     assert [f.outcome for f in report.findings] == ["rewritten", "rewritten", "noted"]
     assert report.findings[-1].what.startswith("the program does not compile as it is")
 
