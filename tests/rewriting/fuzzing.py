@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gather_checks import blocks, mesh_of
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from observing import mesh_of, numbers
 
 Array = jax.Array
 STEPS = 9
@@ -26,7 +26,7 @@ def program_of(seed: int, dtype: Any = jnp.float32) -> tuple[Callable[[Array], A
     axes = mesh.axis_names
     specs = {"in_specs": P(axes), "out_specs": P(axes), "check_vma": seed % 2 == 0}
     body = lambda x: Maker(seed, axes, dtype).values_from(x)
-    x = jnp.asarray(blocks(mesh.size * 2, 3, 2, seed=seed), dtype)
+    x = jnp.asarray(numbers(mesh.size * 2, 3, 2, seed=seed), dtype)
     return jax.shard_map(body, mesh=mesh, **specs), x
 
 
@@ -40,6 +40,7 @@ def _drawn_by_device(index: Array) -> Array:
     return (lax.rng_bit_generator(key, ())[1] % 7).astype(jnp.float32)
 
 
+_SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 # From the number of a device, a number of its own. JAX types most of them as the same everywhere.
 OF_A_DEVICE: dict[str, Callable[[Array], Array]] = {
     "index": lambda index: index.astype(jnp.float32),
@@ -47,12 +48,8 @@ OF_A_DEVICE: dict[str, Callable[[Array], Array]] = {
     "switch": lambda index: lax.switch(index % 3, [lambda: 1.0, lambda: 3.0, lambda: -2.0]),
     "while": _steps_by_device,
     "rng_bit_generator": _drawn_by_device,
-    "pure_callback": lambda index: jax.pure_callback(
-        np.float32, jax.ShapeDtypeStruct((), jnp.float32), index
-    ),
-    "scan": lambda index: lax.scan(lambda c, _: (c + (index > 0), c), index * 0.0, None, length=2)[
-        0
-    ],
+    "pure_callback": lambda index: jax.pure_callback(np.float32, _SCALAR, index),
+    "scan": lambda index: lax.scan(lambda c, _: (c + (index > 0), c), 0.0 * index, length=2)[0],
 }
 
 

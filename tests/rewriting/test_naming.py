@@ -1,7 +1,5 @@
 """The user's name for each captured array, in programs written as files of their own."""
 
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,13 +23,13 @@ x = jnp.ones(3)
 
 
 def _names(source):
-    """Name and the two lines of what `fun` captures, where its file begins with line 1."""
+    """Return the name and the two lines of each array that `fun` captures; line 1 is the first."""
     names = dict[str, object]()
     exec(_HEADER, names)
-    exec(compile(textwrap.dedent(source), "train.py", "exec"), names)
+    exec(compile(source, "train.py", "exec"), names)
     fun = names["fun"]
     captures = find_captures(jax.make_jaxpr(fun)(names["x"]), fun)
-    return [(found.name, found.captured_at, found.used_at) for found in captures]
+    return [(capture.name, capture.captured_at, capture.used_at) for capture in captures]
 
 
 _ONE_LINE = {  # all are used and captured in line 1
@@ -58,31 +56,12 @@ _ONE_LINE = {  # all are used and captured in line 1
 
 @pytest.mark.parametrize("case", _ONE_LINE)
 def test_of_one_array(case):
-    source, name = _ONE_LINE[case]
-    [(found, captured_at, used_at)] = _names(source)
+    source, wanted = _ONE_LINE[case]
+    [(name, captured_at, used_at)] = _names(source)
 
-    assert found == name
+    assert name == wanted
     assert captured_at == ("" if case == "a view" else "train.py:1")
     assert used_at == "train.py:1" or case in ("jit", "vmap", "shard_map", "jit of partial")
-
-
-def test_closures_through_helpers_and_their_lines():
-    assert _names("""\
-        def make(table, scale):
-            def look_up(x):
-                return x @ table
-
-            def step(x):
-                x = x + 1
-                return look_up(x) * scale
-
-            return step
-
-        fun = make(w, np.array([1., 2, 3, 4], np.float32))
-        """) == [
-        ("table", "train.py:2", "train.py:3"),
-        ("scale", "train.py:5", "train.py:7"),
-    ]
 
 
 _MODEL = """\
@@ -102,35 +81,53 @@ class Model:
 
 unit = np.eye(3, dtype=np.float32)
 """
+_OF_MODEL = [
+    ("self.layers[0]['kernel']", "train.py:5", "train.py:9"),
+    ("unit", "train.py:8", "train.py:9"),
+    ("self.table", "train.py:5", "train.py:6"),
+]
+_CLOSURES = """\
+def make(table, scale):
+    def look_up(x):
+        return x @ table
+
+    def step(x):
+        x = x + 1
+        return look_up(x) * scale
+
+    return step
+"""
+_RULES = """\
+def make():
+    v = w * 2
+    f = jax.custom_vjp(lambda x: x @ w)
+    forward = lambda x: (x @ w, x)
+    backward = lambda x, g: (v @ g,)
+    f.defvjp(forward, backward)
+    return f
+
+f = make()
+"""
+_PROGRAMS = {  # by the last line: the lines before it, and the captured arrays with their lines
+    "fun = make(w, np.array([1., 2, 3, 4], np.float32))": (
+        _CLOSURES,
+        [("table", "train.py:2", "train.py:3"), ("scale", "train.py:5", "train.py:7")],
+    ),
+    "fun = Model()": (_MODEL, _OF_MODEL),
+    "fun = Model().__call__": (_MODEL, _OF_MODEL),
+    "fun = jax.jit(Model().__call__)": (_MODEL, _OF_MODEL),
+    "fun = lambda x: f(x)": (_RULES, [("w", "train.py:3", "train.py:10")]),
+    "fun = jax.grad(lambda x: jnp.sum(f(x)))": (
+        _RULES,
+        [("w", "train.py:3", "train.py:4"), ("v", "train.py:5", "train.py:10")],
+    ),
+}
 
 
-@pytest.mark.parametrize("fun", ["Model()", "Model().__call__", "jax.jit(Model().__call__)"])
-def test_methods_and_callable_objects(fun):
-    assert _names(f"{_MODEL}fun = {fun}") == [
-        ("self.layers[0]['kernel']", "train.py:5", "train.py:9"),
-        ("unit", "train.py:8", "train.py:9"),
-        ("self.table", "train.py:5", "train.py:6"),
-    ]
-
-
-def test_custom_rules():
-    source = textwrap.dedent("""\
-        def make():
-            v = w * 2
-            f = jax.custom_vjp(lambda x: x @ w)
-            forward = lambda x: (x @ w, x)
-            backward = lambda x, g: (v @ g,)
-            f.defvjp(forward, backward)
-            return f
-
-        f = make()
-        """)
-
-    assert _names(f"{source}fun = lambda x: f(x)") == [("w", "train.py:3", "train.py:10")]
-    assert [names[:2] for names in _names(f"{source}fun = jax.grad(lambda x: jnp.sum(f(x)))")] == [
-        ("w", "train.py:3"),
-        ("v", "train.py:5"),
-    ]
+@pytest.mark.parametrize("last_line", _PROGRAMS)
+def test_of_several_arrays(last_line):
+    source, captures = _PROGRAMS[last_line]
+    assert _names(source + last_line) == captures
 
 
 # ---- libraries
@@ -141,30 +138,34 @@ def _names_of(fun, x=None):
     return {capture.name for capture in find_captures(jax.make_jaxpr(fun)(x), fun)}
 
 
-def test_equinox():
+def _of_equinox():
     equinox = pytest.importorskip("equinox")
     model = equinox.nn.MLP(3, 4, 5, depth=1, key=jax.random.key(0))
-    parts = [f"layers[{layer}].{part}" for layer in (0, 1) for part in ("weight", "bias")]
+    parts = {f"layers[{layer}].{part}" for layer in (0, 1) for part in ("weight", "bias")}
+    yield lambda x: model(x), {f"model.{part}" for part in parts}
+    yield model, {f"self.{part}" for part in parts}
 
-    assert _names_of(lambda x: model(x)) == {f"model.{part}" for part in parts}
-    assert _names_of(model) == {f"self.{part}" for part in parts}
 
-
-def test_flax():
+def _of_flax():
     linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
     module, model = linen.Dense(4), nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     params = module.init(jax.random.key(0), jnp.ones(3))
+    parts = {f"params['params']['{part}']" for part in ("kernel", "bias")}
+    yield lambda x: module.apply(params, x), parts
+    yield lambda x: model(x), {"model.kernel.value", "model.bias.value"}
+    yield model, {"self.kernel.value", "self.bias.value"}
 
-    names = _names_of(lambda x: module.apply(params, x))
-    assert names == {"params['params']['kernel']", "params['params']['bias']"}
-    assert _names_of(lambda x: model(x)) == {"model.kernel.value", "model.bias.value"}
-    assert _names_of(model) == {"self.kernel.value", "self.bias.value"}
 
-
-def test_optax():
+def _of_optax():
     optax = pytest.importorskip("optax")
-    optimizer, params = optax.adam(0.1), {"w": jnp.arange(5.0)}
+    optimizer, params = optax.adam(0.1), {"w": jnp.arange(3.0)}
     state = optimizer.init(params)
+    names = {"state[0].count", "state[0].mu['w']", "state[0].nu['w']"}
+    yield lambda grads: optimizer.update({"w": grads}, state, params), names
 
-    names = _names_of(lambda grads: optimizer.update({"w": grads}, state, params), jnp.ones(5))
-    assert names == {"state[0].count", "state[0].mu['w']", "state[0].nu['w']"}
+
+@pytest.mark.parametrize("functions", [_of_equinox, _of_flax, _of_optax])
+def test_of_libraries(functions):
+    for fun, names in functions():
+        captures = find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)
+        assert {capture.name for capture in captures} == names

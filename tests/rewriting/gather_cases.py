@@ -5,6 +5,7 @@ devices it has the size 4, on eight 8. A case that is kept is forced by the line
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from jax import lax
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Case:
     body: Callable[[jax.Array], Any]
     reductions: int = 1  # after the pass
@@ -25,15 +26,11 @@ class Case:
     differentiable: bool = True
 
     def forced_at(self) -> str:
-        return f"tests/passes/gather_cases.py:{self.body.__code__.co_firstlineno}"
+        return f"tests/rewriting/gather_cases.py:{self.body.__code__.co_firstlineno}"
 
 
-def rewritten(body: Callable, reductions: int = 1, **fields: Any) -> Case:
-    return Case(body=body, reductions=reductions, **fields)
-
-
-def exact(body: Callable, *, differentiable: bool = True) -> Case:
-    return Case(body=body, tolerance=0.0, differentiable=differentiable)
+rewritten = Case
+exact = functools.partial(Case, tolerance=0.0)
 
 
 def kept(why: str, body: Callable, **fields: Any) -> Case:
@@ -62,17 +59,33 @@ def total(x: jax.Array) -> jax.Array:
     return lax.psum(x, "i")
 
 
+def special(dtype: Any) -> jax.Array:
+    """Gather a row of each device, with the extremes of every kind of number."""
+    return gather(jnp.asarray(SPECIAL, dtype)[lax.axis_index("i") % 4])
+
+
 def looped(step: Callable, x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, x))[1]
+
+
+@jax.jit
+def halved_mean(x: jax.Array) -> jax.Array:
+    return gather(0.5 * x).mean(0)
 
 
 def halves() -> list[list[int]]:
     return [list(range(size() // 2)), list(range(size() // 2, size()))]
 
 
-CAPTURED = jnp.asarray(np.linspace(0.5, 2.0, 8), jnp.float32)
+INF, NAN = np.inf, np.nan
+SPECIAL = [
+    [1.0, NAN, -INF, INF, -0.0, -1.5, 6e4, 6e-8],
+    [2.0, 1.0, -INF, 1.0, 0.0, -2.5, -6e4, -6e-8],
+    [0.5, -INF, -INF, -INF, -0.0, -0.5, 0.0, 0.0],
+    [2.0, INF, -INF, 7.0, 0.0, -9.5, 1.0, 0.0],
+]
+FLOATS, OTHERS = (jnp.float32, jnp.bfloat16, jnp.float16), (jnp.int8, jnp.uint8, jnp.bool_)
 MATRIX = np.linspace(-1.0, 1.0, 6, dtype=np.float32).reshape(3, 2)
-KEY = jax.random.key(7)
 BF16 = jnp.bfloat16
 DIFFERS = " mixes the gathered value with one that may differ between the devices of 'i'"
 WHOLE = " takes the gathered value whole: reduce before it, or gather inside"
@@ -98,16 +111,23 @@ CASES: dict[str, Case] = {
     ),
     # ---- extremes, and what has no collective
     "max": exact(lambda x: gather(x).max(0)),
-    "max of booleans": exact(lambda x: gather(x > 0).max(0), differentiable=False),
+    "min of turned signs": exact(lambda x: (-gather(x)).min(0)),
+    "max of sines": rewritten(lambda x: jnp.sin(gather(x)).max(0)),
+    "max of special numbers": exact(
+        lambda x: [special(dtype).max(0) for dtype in FLOATS], 3, differentiable=False
+    ),
+    "min of special numbers": exact(
+        lambda x: [special(dtype).min(0) for dtype in FLOATS], 3, differentiable=False
+    ),
+    "max of other types": exact(
+        lambda x: [gather(integers(x).astype(dtype)).max(0) for dtype in OTHERS],
+        3,
+        differentiable=False,
+    ),
     "product": kept("reduce_prod", lambda x: gather(x).prod(0)),
-    "any": kept("reduce_or", lambda x: (gather(x) > 1).any(0), differentiable=False),
     "argmax": kept("argmax", lambda x: gather(x).argmax(0), differentiable=False),
     "sort": kept("sort", lambda x: jnp.sort(gather(x), 0)[0]),
-    "running sum": kept("cumsum", lambda x: jnp.cumsum(gather(x), 0)[-1]),
     "padded rows": kept("pad", lambda x: jnp.pad(gather(x), [(0, 0), (1, 0), (0, 0)]).sum(0)),
-    "joined": kept(
-        "concatenate", lambda x: jnp.concatenate([gather(x), gather(x)]).sum(0), gathers=2
-    ),
     "max of float8": kept(
         "reduce_max",
         lambda x: gather(x.astype(jnp.float8_e4m3fn)).max(0).astype(x.dtype),
@@ -124,30 +144,11 @@ CASES: dict[str, Case] = {
             gather(jnp.ones((size(), 1)) * x[0])
         ),
     ),  # fmt: skip
-    "times a solution": rewritten(
-        lambda x: (
-            gather(x) * jnp.linalg.solve(jnp.eye(3) * 9 + total(x).T @ total(x), jnp.eye(3))[0]
-        ).sum(0),
-        3,
-    ),
     "through functions": rewritten(lambda x: jnp.square(jax.nn.gelu(jnp.tanh(gather(x)))).sum(0)),
-    "random mask": rewritten(
-        lambda x: (gather(x) * jax.random.bernoulli(KEY, 0.5, (size(), *x.shape))).sum(0)
-    ),
-    "mask of this device": kept(
-        f"mul{DIFFERS}",
-        lambda x: (gather(x) * (jnp.arange(size()) == lax.axis_index("i"))[:, None, None]).sum(0),
-    ),
     "scale of this device": kept(
         f"mul{DIFFERS}", lambda x: (gather(x) * (lax.axis_index("i") + 1.0)).sum(0)
     ),
-    "own row": kept(f"mul{DIFFERS}", lambda x: (gather(x) * x[None]).sum(0)),
-    "random mask of this device": kept(
-        f"mul{DIFFERS}",
-        lambda x: (gather(x) * jax.random.normal(jax.random.fold_in(KEY, lax.axis_index("i")))).sum(
-            0
-        ),
-    ),  # fmt: skip
+    "times this device's block": kept(f"mul{DIFFERS}", lambda x: (gather(x) * x[None]).sum(0)),
     # ---- weights and products
     "einsum with weights": rewritten(lambda x: jnp.einsum("i,i...->...", weights(), gather(x))),
     "weights of this device": kept(
@@ -178,15 +179,16 @@ CASES: dict[str, Case] = {
     "first device": kept("slice", lambda x: gather(x)[0]),
     "own block": kept("dynamic_slice", lambda x: gather(x)[lax.axis_index("i")]),
     "also used elsewhere": kept("slice", lambda x: (lambda g: g.mean(0) + g[1])(gather(x))),
-    "also returned": kept(
-        LEAVES, lambda x: (lambda g: {"mean": g.mean(0), "g": g})(lax.all_gather(x, "i"))
-    ),
     "one of two kept": kept(
         "slice", lambda x: gather(x).mean(0) + gather(2 * x)[0], reductions=1, tolerance=1e-6
     ),
     "merged under rows": kept("reshape", lambda x: gather(x, axis=1).reshape(-1, 3).mean(0)),
     # ---- bodies in bodies
     "inside jit": rewritten(lambda x: jax.jit(lambda x: gather(x).mean(0))(x)),
+    "inside a jit called twice": rewritten(lambda x: halved_mean(halved_mean(x) + x), 2),
+    "inside a jit of constants": rewritten(
+        lambda x: x * halved_mean(2.0) + halved_mean(3.0), 2, typed=False
+    ),
     "gather in jit": rewritten(lambda x: jax.jit(gather)(x).mean(0)),
     "inside scan": rewritten(
         lambda x: lax.scan(lambda c, y: (c + gather(c + y).mean(0), None), x, jnp.arange(3.0))[0]
@@ -206,12 +208,7 @@ CASES: dict[str, Case] = {
         lambda x: looped(lambda x: x + gather(x).mean(0), x), differentiable=False
     ),
     "inside cond": rewritten(
-        lambda x: lax.cond(total(x.sum()) > 0, lambda x: gather(x).mean(0), lambda x: x, x), 2
-    ),
-    "outside cond": kept(
-        f"cond{WHOLE}",
-        lambda x: (lambda g: lax.cond(total(x.sum()) > 0, lambda: g.mean(0), lambda: x))(gather(x)),
-        reductions=1,
+        lambda x: lax.cond(total(x.sum()) > 0, lambda x: x, lambda x: gather(x).mean(0), x), 2
     ),
     "inside checkpoint": rewritten(lambda x: jax.checkpoint(lambda x: gather(x).mean(0))(x)),
     "outside checkpoint": kept(
