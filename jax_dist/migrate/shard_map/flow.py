@@ -10,6 +10,11 @@ from jax_dist.lint.model.semantic_model import Module
 _GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return all arguments of a call, by position and by name."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
 def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
     """Return the def `f` of this file for a call `f(x)`; None if it is elsewhere or unknown."""
     function = pmaps.definition(module, node.func) if isinstance(node, ast.Call) else None

@@ -7,19 +7,19 @@ from typing import Any
 from jax_dist.lint.model import functions, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped
-from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.plan import MigrationPlan
 from jax_dist.migrate.shard_map.text import Call, Expression
 
 
 class FunctionWriter:
     """Writes the mapped functions of a file.
 
-    A mapped function in `Plan.reductions` becomes `jax.jit` with shardings; each other one becomes
+    A function in `MigrationPlan.jits` becomes `jax.jit` with shardings; each other one becomes
     `jax.jit(jax.shard_map(...))`. In shard_map, a stacked argument has a device axis of size 1,
     which pmap removes: the new body takes `x[0]` of it, and returns `x[None]` of stacked results.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: MigrationPlan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
 
     def write(self, mapped: Pmapped) -> None:
@@ -30,7 +30,7 @@ class FunctionWriter:
             kept.append(site.fun)
             call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
-        elif mapped in self._plan.reductions:
+        elif mapped in self._plan.jits:
             self._write_decorator(mapped)
         elif mapped.static_argnums:
             self._write_call_below(mapped)
@@ -42,43 +42,40 @@ class FunctionWriter:
     # --- calls
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> Call:
-        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`.
-
-        The second if plain jit reduces by itself over the whole batch: `fun` is in the reductions.
-        """
-        at, options = mapped.site.node, self._jit_options(mapped)
-        if mapped in self._plan.reductions:
+        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
+        at = mapped.site.node
+        if mapped in self._plan.jits:
             function = self._pass_by_position(mapped, fun)
-            options = [*self._shardings(mapped), *options]
-            return Call(self._writer.import_name("jax.jit", at), [function, *options])
-        body: Expression = self._shard_map_call(mapped, self._body(mapped, fun))
-        if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the others
-            name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
-            call = Call("mapped", mapped.dynamic_parameters)
-            lines = [("mapped = ", body), ("return ", call)]
-            self._writer.define(at, name, mapped.parameters, lines)
-            body = name
-        return Call(self._writer.import_name("jax.jit", at), [body, *options])
+        else:
+            function = self._shard_map_call(mapped, self._body(mapped, fun))
+            if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the rest
+                call = Call("mapped", mapped.dynamic_parameters)
+                lines = [("mapped = ", function), ("return ", call)]
+                function = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
+                self._writer.define(at, function, mapped.parameters, lines)
+        jit = self._writer.import_name("jax.jit", at)
+        return Call(jit, [function, *self._jit_options(mapped)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
-        """Return the arguments `static_argnums=...` and `donate_argnums=...` that jit needs."""
-        static, donated = mapped.static_argnums, mapped.option_texts.get("donate_argnums")
-        options: list[Expression] = [f"static_argnums={static}"] if static else []
-        return options if donated is None else [*options, f"donate_argnums={donated}"]
+        """Return the arguments of jit: shardings if it stands alone, `static_argnums=...`, ..."""
+        options: list[Expression] = []
+        if mapped in self._plan.jits:
+            plan, at = self._plan, mapped.site.node
+            replicated = plan.replicated(at, mapped)
+            arguments = self._replicated_arguments(mapped)
+            ins = [replicated if x else plan.sharded(at, mapped) for x in arguments]
+            options += [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
+        if mapped.static_argnums:
+            options.append(f"static_argnums={mapped.static_argnums}")
+        if "donate_argnums" in mapped.option_texts:
+            options.append(f"donate_argnums={mapped.option_texts['donate_argnums']}")
+        return options
 
     def _replicated_arguments(self, mapped: Pmapped) -> list[bool]:
         """Return for each argument that is not static whether its layout is REPLICATED."""
         layouts = self._plan.layouts.arguments
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
-
-    def _shardings(self, mapped: Pmapped) -> list[Expression]:
-        """Return `in_shardings=..., out_shardings=...`."""
-        plan, at = self._plan, mapped.site.node
-        replicated = plan.replicated(at, mapped)
-        arguments = self._replicated_arguments(mapped)
-        ins = [replicated if x else plan.sharded(at, mapped) for x in arguments]
-        return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
     def _shard_map_call(self, mapped: Pmapped, body: Expression) -> Call:
         """Return `jax.shard_map(body, mesh=..., ...)`; without the function if `body` is ""."""
@@ -217,11 +214,8 @@ class FunctionWriter:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
         partial, jit = (writer.import_name(x, at) for x in ("functools.partial", "jax.jit"))
-        is_jit = mapped in self._plan.reductions
-        if is_jit:
-            options = [*self._shardings(mapped), *options]
         text = writer.render(Call(partial, [jit, *options]) if options else jit, at)
-        if not is_jit:
+        if mapped not in self._plan.jits:
             shard_map = self._shard_map_call(mapped, "")
             inner = Call(partial, [shard_map.name, *shard_map.arguments])
             text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"

@@ -5,12 +5,14 @@ computed from the whole batch. Only a run can show whether the numbers stay the 
 """
 
 import ast
+import dataclasses
 import re
 from typing import Any
 
 from jax_dist.lint.model import functions, traced
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import CannotMigrate
+from jax_dist.migrate.shard_map.flow import arguments_of
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 
@@ -24,67 +26,67 @@ _REASONS = {
 }
 
 
-def reductions(
-    module: Module, mapped: Pmapped, layouts: Layouts, axis: str
-) -> dict[ast.AST, ast.expr | None]:
-    """Return the calls `pmean(x, axis)` and `psum(x, axis)` that a jit drops, with their `x`.
+@dataclasses.dataclass(frozen=True, slots=True)
+class AxisUses:
+    """Uses of the mapped axis in a step, all of which it drops as `jax.jit` alone."""
 
-    It also drops `fold_in(x, axis_index(axis))`, and the argument `axis_name=axis` of other calls,
-    which has no `x`: None. Raises CannotMigrate if the step needs shard_map. `axis` is the code of
-    the axis's name, such as `"batch"` with its quotes.
+    # Calls that give way to their `x`: `pmean(x, axis)`, `psum(x, axis)`, and
+    # `fold_in(x, axis_index(axis))`.
+    operands: dict[ast.Call, ast.expr]
+    keywords: list[ast.keyword]  # `axis_name=axis` of other calls
+
+
+def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str) -> AxisUses:
+    """Return what a step drops as `jax.jit` alone. Raises CannotMigrate if it needs shard_map.
+
+    `axis` is the code of the axis's name, such as `"batch"` with its quotes.
     """
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if not isinstance(step, ast.FunctionDef) or not module.holds(step):
         raise CannotMigrate("its function is no def of this file")
-    operands: dict[ast.AST, ast.expr | None] = {}
-    dropped: set[ast.AST] = set()  # parts of these calls that go with them
+    uses = AxisUses({}, [])
+    dropped: set[ast.AST] = set()  # parts of these uses, which go with them
     nodes = nodes_of(module, mapped)
     for node in nodes:  # a call comes before its arguments
-        if node not in dropped:
-            operand, parts = _operand(module, node, axis)
-            operands |= {node: operand} if parts else {}
-            dropped.update(parts)
+        match node:
+            case _ if node in dropped:
+                continue
+            case ast.keyword(arg="axis_name", value=value) if _name_text(module, value) == axis:
+                uses.keywords.append(node)
+                dropped.add(value)
+            case ast.Call(args=[key, index]) if _folds_in_index(module, node, axis):
+                uses.operands[node] = key
+                dropped.update(ast.walk(index))
+            case ast.Call() if _is_collective(module, node, axis):
+                uses.operands[node], axis_node = _reduction_arguments(module, node)
+                dropped.update([axis_node, *node.keywords])
     if any(_name_text(module, node) == axis for node in nodes if node not in dropped):
         raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
     results = (layouts.results[mapped, index] for index in range(mapped.result_count))
     if any(layout is not Layout.REPLICATED for layout in results):
         raise CannotMigrate("a result differs from device to device")
-    return operands
+    return uses
 
 
-def _operand(module: Module, node: ast.AST, axis: str) -> tuple[Any, list[ast.AST]]:
-    """Return the `x` that a node gives way to, see `reductions`, and the parts that go with it.
-
-    There are no parts if the node stays. May raise CannotMigrate.
-    """
-    match node:
-        case ast.keyword(arg="axis_name", value=value) if _name_text(module, value) == axis:
-            return None, [value]
-        case ast.Call(args=[key, ast.Call(args=[name]) as index]) if (
-            module.qualified_name(node.func) == "jax.random.fold_in"
-            and module.qualified_name(index.func) == "jax.lax.axis_index"
-            and _name_text(module, name) == axis
-        ):
-            return key, [index, name]
-        case ast.Call() if _is_collective(module, node, axis):
-            operand, *rest = _reduction_arguments(module, node)
-            return operand, [*rest, *node.keywords]
-    return None, []
-
-
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
+def _folds_in_index(module: Module, call: ast.Call, axis: str) -> bool:
+    """Return whether a call is `fold_in(key, axis_index(axis))`, a key for each device."""
+    match call:
+        case ast.Call(func=fold_in, args=[_, ast.Call(func=axis_index, args=[name])]):
+            names = module.qualified_name(fold_in), module.qualified_name(axis_index)
+            is_axis = _name_text(module, name) == axis
+            return is_axis and names == ("jax.random.fold_in", "jax.lax.axis_index")
+    return False
 
 
 def _is_collective(module: Module, call: ast.Call, axis: str) -> bool:
     """Return whether a call is a collective of jax.lax over the axis, such as `pmean(x, axis)`."""
     is_of_lax = (module.qualified_name(call.func) or "").startswith("jax.lax.")
-    return is_of_lax and axis in (_name_text(module, argument) for argument in _arguments(call))
+    return is_of_lax and axis in (_name_text(module, argument) for argument in arguments_of(call))
 
 
 def _reduction_arguments(module: Module, call: ast.Call) -> list[ast.expr]:
     """Return `[x, axis]` of `pmean(x, axis)` or psum. Raises CannotMigrate at other collectives."""
-    name, arguments = module.qualified_name(call.func) or "", _arguments(call)
+    name, arguments = module.qualified_name(call.func) or "", arguments_of(call)
     if name not in _REDUCTIONS or len(arguments) != 2:
         last = name.rpartition(".")[2]
         raise CannotMigrate(_REASONS.get(last, f"the step uses {last} over its axis"))

@@ -9,7 +9,7 @@ from jax_dist.migrate.review import is_read
 from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped
-from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.plan import MigrationPlan
 from jax_dist.migrate.shard_map.text import HOLE, Call, Expression
 from jax_dist.migrate.shard_map.variables import Definition, Use, Variable
 
@@ -42,7 +42,7 @@ class Placements:
     STACKED, `step(x)` becomes `step(make_array_from_...(x))`.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: MigrationPlan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
         self._variables, self._layouts = plan.variables, plan.layouts
         self._changes = plan.variables.changes
@@ -93,7 +93,7 @@ class Placements:
         """
         text, placed = self._module.text(argument), self._make_placement(mapped, position, argument)
         change = self._changes.find(argument)
-        if mapped in self._plan.reductions and change is not None and change.kind is Kind.KEYS:
+        if mapped in self._plan.jits and change is not None and change.kind is Kind.KEYS:
             return self._module.text(change.operand)
         if placed is None or not self._can_be_rebound(argument, call):
             return placed or text
@@ -121,7 +121,7 @@ class Placements:
         if layout is Layout.SHARDED and change is not None:
             return self._put_sharded(argument, mapped, text(change.operand))
         operand = text(argument)
-        if layout is Layout.STACKED and mapped in self._plan.reductions:
+        if layout is Layout.STACKED and mapped in self._plan.jits:
             # The function gets the whole batch, whose rows stand in one dimension.
             operand = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {operand})"
         return self._put_sharded(argument, mapped, operand)
@@ -151,7 +151,7 @@ class Placements:
             return True
         for use in variable.uses:
             mapped = self._plan.mapped_by_call[use.mapped_call] if use.mapped_call else None
-            is_jit = mapped in self._plan.reductions
+            is_jit = mapped in self._plan.jits
             if mapped is None or is_jit or not mapped.is_mapped(use.position):
                 return False
         return all(is_read(definition.node) for definition in variable.definitions)

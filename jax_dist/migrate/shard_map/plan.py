@@ -11,6 +11,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.places import CannotMigrate
 from jax_dist.migrate.shard_map import global_steps
+from jax_dist.migrate.shard_map.global_steps import AxisUses
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.text import Mesh, Writer
@@ -18,15 +19,15 @@ from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
 @dataclasses.dataclass(eq=False)
-class Plan:
+class MigrationPlan:
     """What each mapped function of a file becomes, and the writer of the new text."""
 
     module: Module
     mapped_functions: Sequence[Pmapped]
     variables: Variables
     layouts: Layouts
-    # By function that becomes `jax.jit` alone: what it drops, see `global_steps.reductions`.
-    reductions: dict[Pmapped, dict[Any, Any]] = dataclasses.field(default_factory=dict)
+    # By function that becomes `jax.jit` alone: what it drops.
+    jits: dict[Pmapped, AxisUses] = dataclasses.field(default_factory=dict)
     # By function that does not: why it needs shard_map.
     remarks: dict[Pmapped, str] = dataclasses.field(default_factory=dict)
 
@@ -40,60 +41,65 @@ class Plan:
 
     def choose_jits(self, shard_map_lines: Mapping[int, str]) -> None:
         """Choose the functions that become `jax.jit` alone; see `rewrite` for `shard_map_lines`."""
-        module = self.module
         for mapped in self.mapped_functions:
-            line = module.source.position(module.span(mapped.site.reference)[0]).line
             try:
-                if line in shard_map_lines:
-                    reason = "keys per device" if self._keys(mapped) else ""
-                    reason = reason or global_steps.why_it_differs(module, mapped)
-                    raise CannotMigrate(shard_map_lines[line] or reason)
-                for variable in itertools.chain(*self._keys(mapped).values()):
-                    uses = {use.kind for use in variable.uses}
-                    if variable.kinds() != {"keys"} or uses != {"argument"}:
-                        raise CannotMigrate("keys per device")
-                arguments = module, mapped, self.layouts, self.axis(mapped)
-                self.reductions[mapped] = global_steps.reductions(*arguments)
+                self.jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
-        self._give_up_shared_parts()
-        for mapped in self.reductions:  # one key for the whole batch; a run decides whether it may
-            for position, variables in self._keys(mapped).items():
+        self._keep_shared_parts()
+        for mapped in self.jits:  # takes one key for the whole batch; a run decides whether it may
+            variables = self._key_variables(mapped)
+            self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
+            for position in self._key_positions(mapped):
                 self.layouts.arguments[mapped, position] = Layout.REPLICATED
-                self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
 
-    def _give_up_shared_parts(self) -> None:
+    def _find_axis_uses(self, mapped: Pmapped, shard_map_lines: Mapping[int, str]) -> AxisUses:
+        """Return what a function drops as `jax.jit` alone. Raises CannotMigrate if it cannot be."""
+        module = self.module
+        line = module.source.position(module.span(mapped.site.reference)[0]).line
+        if line in shard_map_lines:
+            has_keys = bool(self._key_positions(mapped))
+            reason = "keys per device" if has_keys else global_steps.why_it_differs(module, mapped)
+            raise CannotMigrate(shard_map_lines[line] or reason)
+        for variable in self._key_variables(mapped):
+            uses = {use.kind for use in variable.uses}
+            if variable.kinds() != {"keys"} or uses != {"argument"}:  # the program reads them, too
+                raise CannotMigrate("keys per device")
+        return global_steps.find_axis_uses(module, mapped, self.layouts, self.axis(mapped))
+
+    def _keep_shared_parts(self) -> None:
         """Give up plain jit for functions that share a helper or keys with a shard_map function.
 
         The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         """
-        keys_of = lambda mapped: itertools.chain(*self._keys(mapped).values())
-        while True:  # each function that is given up needs its own reductions
-            others = [x for x in self.mapped_functions if x not in self.reductions]
-            kept: set[Any] = {part for x in others for part in keys_of(x)}
-            kept.update(*(global_steps.nodes_of(self.module, x) for x in others))
-            parts = {x: [*calls, *keys_of(x)] for x, calls in self.reductions.items()}
-            shared = [mapped for mapped, of_it in parts.items() if not kept.isdisjoint(of_it)]
+        keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}
+        while True:  # each function that is given up keeps its own parts
+            kept: set[Any] = set()
+            for mapped in self.mapped_functions:
+                if mapped not in self.jits:
+                    kept.update(keys[mapped], global_steps.nodes_of(self.module, mapped))
+            shared = [
+                mapped
+                for mapped, uses in self.jits.items()
+                if not kept.isdisjoint([*uses.operands, *uses.keywords, *keys[mapped]])
+            ]
             if not shared:
                 return
             remark = "not jit alone: another mapped function shares its reductions or keys"
             for mapped in shared:
-                del self.reductions[mapped]
+                del self.jits[mapped]
                 self.remarks[mapped] = remark
 
-    def _keys(self, mapped: Pmapped) -> dict[int, list[Variable]]:
-        """Return the variables of the arguments that hold a key for each device, by position.
-
-        Without those of `step(split(key, n))`, which is no variable.
-        """
+    def _key_positions(self, mapped: Pmapped) -> list[int]:
+        """Return the positions of the arguments that hold one random key for each device."""
         stacked = self.stacked_parameters(mapped)
-        nodes_at = {
-            position: [mapped.arguments(call)[position] for call in mapped.calls]
-            for position, name in enumerate(mapped.parameters)
-            if stacked.get(name)
-        }
-        find = self.variables.find
-        return {position: [*filter(None, map(find, nodes))] for position, nodes in nodes_at.items()}
+        return [p for p, name in enumerate(mapped.parameters) if stacked.get(name)]
+
+    def _key_variables(self, mapped: Pmapped) -> set[Variable]:
+        """Return the variables at `_key_positions`; `step(split(key, n))` passes none."""
+        positions = self._key_positions(mapped)
+        nodes = [mapped.arguments(call)[p] for p in positions for call in mapped.calls]
+        return {*filter(None, map(self.variables.find, nodes))}
 
     # --- code of meshes and shardings
 
@@ -123,7 +129,7 @@ class Plan:
 
     def replicated(self, at: ast.AST, mapped: Pmapped) -> str:
         """Return the code of `NamedSharding(mesh, P())`, for use at a node; a variable for jits."""
-        if self.reductions:
+        if self.jits:
             return self.writer.sharding(self.mesh(at, mapped), "")
         name = self.writer.import_name("jax.sharding.NamedSharding", at)
         return f"{name}({self.mesh(at, mapped).variable}, {self.writer.partition_spec(at)})"

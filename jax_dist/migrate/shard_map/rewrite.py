@@ -18,12 +18,12 @@ from jax_dist.migrate.shard_map.function_writer import FunctionWriter
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.placements import Placements
-from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.plan import MigrationPlan
 from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenFile:
     """One file with its mapped functions rewritten."""
 
     places: list[PlannedPlace]
@@ -38,7 +38,7 @@ def rewrite(
     target: Target,
     lines: Collection[int] | None,
     shard_map_lines: Mapping[int, str],
-) -> Rewritten:
+) -> RewrittenFile:
     """Return the places of pmap in a file, and the one fix that migrates those that can be.
 
     The target is "shard_map" or "jit". Places outside of `lines` stay (None: all are migrated).
@@ -48,7 +48,7 @@ def rewrite(
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
         plan.choose_jits(shard_map_lines)
-    _remove_reductions(plan)
+    _drop_axis_uses(plan)
     function_writer, placements = FunctionWriter(plan), Placements(plan)
     for mapped in plan.mapped_functions:
         function_writer.write(mapped)
@@ -57,22 +57,22 @@ def rewrite(
     writer = plan.writer
     writer.define_meshes()
     for mapped in plan.mapped_functions:
-        form = "jit" if mapped in plan.reductions else "shard_map"
+        form = "jit" if mapped in plan.jits else "shard_map"
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
         fields = {"reason": reason, "form": form, "is_mapped": True}
         place = Place.make(module, reference, _codes.PMAP_CALL, **fields)
         places.append(PlannedPlace(place))
     if not writer.edits:
-        return Rewritten(places, None, "", frozenset())
+        return RewrittenFile(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n\n".join(text.strip("\n") for text in writer.helpers)
-    return Rewritten(places, fix, definitions, frozenset(placements.touched))
+    return RewrittenFile(places, fix, definitions, frozenset(placements.touched))
 
 
 def _make_plan(
     module: Module, project: Project, target: Target, lines: Collection[int] | None
-) -> tuple[Plan, list[PlannedPlace]]:
+) -> tuple[MigrationPlan, list[PlannedPlace]]:
     """Return the plan of the functions that can be migrated, and the places of the others."""
     mapped_functions: list[Pmapped] = []
     left: list[PlannedPlace] = []
@@ -97,7 +97,7 @@ def _make_plan(
         layouts = Layouts(module, mapped_functions, variables)
         unchanged = _functions_to_leave(mapped_functions, layouts, variables)
         if not unchanged:
-            return Plan(module, mapped_functions, variables, layouts), left
+            return MigrationPlan(module, mapped_functions, variables, layouts), left
         leave(unchanged[::-1], _STACKED_STATE)
 
 
@@ -154,17 +154,16 @@ def _is_state(variable: Variable) -> bool:
     return bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
 
 
-def _remove_reductions(plan: Plan) -> None:
-    """Replace each `pmean(x, axis)` of a jitted step by `x`, and remove `x = pmean(x, axis)`."""
-    reductions = {call: x for calls in plan.reductions.values() for call, x in calls.items()}
-    for call, operand in reductions.items():
-        if operand is None:  # `axis_name=axis`
-            plan.writer.remove_argument(call)
-            continue
-        statement = plan.module.parent(call)
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
-        if [*map(ast.unparse, targets)] == [ast.unparse(operand)]:
-            plan.writer.remove(statement)
-        else:
-            plan.writer.replace_around(call, operand)
+def _drop_axis_uses(plan: MigrationPlan) -> None:
+    """Edit `pmean(x, axis)` and the like of jitted steps to `x`; remove `x = pmean(x, axis)`."""
+    for uses in plan.jits.values():
+        for keyword in uses.keywords:
+            plan.writer.remove_argument(keyword)
+        for call, operand in uses.operands.items():
+            statement = plan.module.parent(call)
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
+            if [*map(ast.unparse, targets)] == [ast.unparse(operand)]:
+                plan.writer.remove(statement)
+            else:
+                plan.writer.replace_around(call, operand)

@@ -97,7 +97,7 @@ class Variables:
         self._by_key: dict[Hashable, Variable] = {}
         self._key_of_call: dict[ast.AST, Hashable] = {}  # by call of `replicate` and the like
         for call in mapped_calls:
-            for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            for argument in flow.arguments_of(call):
                 for element in flow.elements_of(module, argument):
                     self._add(self._base_of(element))
         for call in mapped_calls:
@@ -349,8 +349,7 @@ class Variables:
                 return Use("unreplicate", item, part)
         call, argument = flow.receiving_call(self._module, part)
         if call is not None and call in self._mapped_calls:
-            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-            position = arguments.index(argument)
+            position = flow.arguments_of(call).index(argument)
             return Use("argument", part, mapped_call=call, position=position)
         change = self.changes.find_unreplicate(call)
         around = (part, *self._module.ancestors(part))  # `unreplicate((x, y))` takes a tuple
