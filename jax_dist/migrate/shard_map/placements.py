@@ -164,22 +164,25 @@ class Placements:
         # Stacked ones last: what defines them may hold reads of the other variables.
         for variable in sorted(self._variables.all, key=lambda x: layouts[x] is Layout.STACKED):
             parts = (*variable.uses, *variable.definitions)
-            calls, functions = {part.mapped_call for part in parts}, self._plan.mapped_functions
-            mapped = next((x for x in functions if not calls.isdisjoint(x.calls)), None)
+            calls = {part.mapped_call for part in parts}
+            mapped_functions = (x for x in self._plan.mapped_functions if calls & {*x.calls})
+            mapped = next(mapped_functions, None)  # its mesh is the one that the variable is put on
             if mapped is None:
                 continue
-            if layouts[variable] is not Layout.STACKED:
-                self.touched |= {part.node for part in parts}
             for definition in variable.definitions:
                 self._edit_definition(variable, mapped, definition)
-            if layouts[variable] is Layout.REPLICATED:
-                is_donated = any(
-                    self._plan.mapped_by_call[use.mapped_call].donates(use.position)
-                    for use in variable.uses
-                    if use.mapped_call is not None
-                )
-                for use in variable.uses:
-                    self._edit_use(use, is_donated=is_donated)
+            for use in variable.uses if layouts[variable] is Layout.REPLICATED else ():
+                self._edit_use(use, is_donated=self._is_donated(variable))
+            if layouts[variable] is not Layout.STACKED:
+                self.touched |= {part.node for part in parts}
+
+    def _is_donated(self, variable: Variable) -> bool:
+        """Return whether a mapped call donates a variable, whose arrays are deleted by that."""
+        return any(
+            self._plan.mapped_by_call[use.mapped_call].donates(use.position)
+            for use in variable.uses
+            if use.mapped_call is not None
+        )
 
     def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
         """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""

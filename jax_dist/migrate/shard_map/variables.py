@@ -103,7 +103,7 @@ class Variables:
         for call in mapped_calls:
             for target, _ in self.targets(call):
                 self._add(target)
-        self._join_fields_of_arguments()
+        self._join_parts()
         self.all: list[Variable] = [*dict.fromkeys(self._by_key.values())]
         # A read that may see two bindings of its name was added for both.
         for variable in self.all:
@@ -213,24 +213,26 @@ class Variables:
             variable.keys += joined.keys
             self._by_key |= dict.fromkeys(joined.keys, variable)
 
-    def _join_fields_of_arguments(self) -> None:
-        """Join `x` with the `p` of `def f(p)` that gets `x.params`, and with loop variables.
+    def _join_parts(self) -> None:
+        """Join each variable with those that get a part of it: `x` with the `p` of `f(x.params)`.
 
-        `x.params` is an unknown use of `x` and an unknown definition of `p`: both are removed.
+        Here `f` is `def f(p)`. The node `x.params` is an unknown use of `x` and also an unknown
+        definition of `p`, and so is the target `p` of `for name, p in x.items()`. The joined
+        variable has neither.
         """
-        readers: dict[ast.AST, Hashable] = {  # the key of `x`, by its part that is read
+        key_of_part: dict[ast.AST, Hashable] = {  # the key of `x`, by the node `x.params`
             use.node: key
             for key, variable in self._by_key.items()
             for use in variable.uses
             if use.kind == "unknown" and not isinstance(self._module.parent(use.node), ast.Assign)
         }
         for key in [*self._by_key]:
-            nodes = {part.node for part in self._by_key[key].definitions if part.node in readers}
-            for node in nodes:
-                self._join(key, readers[node])
+            parts = {x.node for x in self._by_key[key].definitions if x.node in key_of_part}
+            for part in parts:
+                self._join(key, key_of_part[part])
             variable = self._by_key[key]
-            variable.definitions = [x for x in variable.definitions if x.node not in nodes]
-            variable.uses = [x for x in variable.uses if x.node not in nodes]
+            variable.definitions = [x for x in variable.definitions if x.node not in parts]
+            variable.uses = [x for x in variable.uses if x.node not in parts]
 
     # --- definitions
 
@@ -316,7 +318,7 @@ class Variables:
         use, (call, _) = self._find_known_use(part), flow.receiving_call(module, part)
         if use is None and call is not None and flow.only_waits(module, call):
             return
-        if use is None and part is not read:  # see `_join_fields_of_arguments`
+        if use is None and part is not read:  # see `_join_parts`
             use = Use("unknown", part)
         if use is None and (item := flow.loop_item(module, read)) is not None:
             self._add(item)

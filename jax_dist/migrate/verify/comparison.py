@@ -209,38 +209,45 @@ class _ProcessComparison:
             return ""
         if len(old.returned) != len(new.returned):
             return f"{len(old.returned)} results before, {len(new.returned)} after"
-        of_inputs = 0.0  # by how much the arguments deviate
+        of_arguments = 0.0  # the largest deviation of an argument
         if len(old.given) == len(new.given):  # a migration may drop or add arguments
-            for old_leaf, new_leaf in zip(old.given, new.given, strict=True):
-                text = _leaf_difference(old_leaf, new_leaf)
-                if text == "values differ" and self._may_round:
-                    deviation = _deviation(old_leaf, new_leaf)
-                    of_inputs = max(of_inputs, deviation)
-                    text = text if deviation > _FACTOR * self._drift else ""
-                if text:
-                    return f"argument{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
-        for index, (old_leaf, new_leaf) in enumerate(zip(old.returned, new.returned, strict=True)):
-            text = _leaf_difference(old_leaf, new_leaf)
-            if text == "values differ" and self._may_round:
-                deviation = _deviation(old_leaf, new_leaf)
-                text = "" if self._allows_result(place, index, deviation, of_inputs) else text
-            if text:
-                return f"result{old_leaf.path}: {text}{_amount(old_leaf, new_leaf)}"
+            for _, text, deviation in self._leaf_differences(old.given, new.given):
+                if deviation is None or deviation > _FACTOR * self._drift:
+                    return f"argument{text}"
+                of_arguments = max(of_arguments, deviation)
+        for index, text, deviation in self._leaf_differences(old.returned, new.returned):
+            if deviation is None or deviation > self._tolerance(place, index, of_arguments):
+                return f"result{text}"
+            self._drift = max(self._drift, deviation)
         return ""
 
-    def _allows_result(self, place: Key, index: int, deviation: float, of_inputs: float) -> bool:
-        """Return whether a result may deviate, in a call whose arguments deviate by `of_inputs`."""
+    def _leaf_differences(
+        self, old: Sequence[Leaf], new: Sequence[Leaf]
+    ) -> Iterator[tuple[int, str, float | None]]:
+        """Yield what differs in arguments or results: `(0, "[0]: values differ", 1e-5)`.
+
+        The index of the leaf, its path with a text, and by how much of its largest element it
+        differs; None if it is not by rounding.
+        """
+        for index, (old_leaf, new_leaf) in enumerate(zip(old, new, strict=True)):
+            if text := _leaf_difference(old_leaf, new_leaf):
+                amount, deviation = _amount(old_leaf, new_leaf)
+                is_rounded = self._may_round and text == "values differ"
+                yield index, f"{old_leaf.path}: {text}{amount}", deviation if is_rounded else None
+
+    def _tolerance(self, place: Key, index: int, of_arguments: float) -> float:
+        """Return by how much of its largest element a result may differ in a call.
+
+        `place` is that of the call, and `of_arguments` the largest deviation of its arguments.
+        """
         known = self._tolerances.get(place)
         largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
         tolerance = known[index] if known else largest  # a step of shard_map is not replayed
-        if of_inputs > 0 and tolerance < math.inf:  # infinite: another class, once perturbed
+        if of_arguments > 0 and tolerance < math.inf:  # infinite: another class, once perturbed
             # Later steps may amplify rounding more than those that were replayed, in a warm-up.
-            grown = max(tolerance * of_inputs / self._epsilon, _FACTOR * self._drift)
+            grown = max(tolerance * of_arguments / self._epsilon, _FACTOR * self._drift)
             tolerance = max(tolerance, min(grown, _MOST_ROUNDING))
-        if deviation > tolerance:
-            return False
-        self._drift = max(self._drift, deviation)
-        return True
+        return tolerance
 
 
 def _leaf_difference(old: Leaf, new: Leaf) -> str:
@@ -267,28 +274,20 @@ def _leaf_difference(old: Leaf, new: Leaf) -> str:
     return f"{old.shape} before, {new.shape} after"
 
 
-def _deviation(old: Leaf, new: Leaf) -> float:
-    """Return the largest difference of two arrays, relative to the largest element of the first.
+def _amount(old: Leaf, new: Leaf) -> tuple[str, float]:
+    """Return by how much two arrays differ: `(" by up to 14, 8 times what it was", 0.7)`.
 
-    It is infinite for arrays of other types than floats, and for those that were not kept.
+    The factor is the median ratio of elements. The number is relative to the largest element of the
+    first; infinite for other types than floats. It is `("", inf)` if an array was not kept.
     """
     x, y = _to_same_shape(old, new)
-    if x is None or "float" not in old.dtype:
-        return math.inf
-    return largest_difference(x, y) / (largest_element(x) or 1.0)
-
-
-def _amount(old: Leaf, new: Leaf) -> str:
-    """Return by how much two arrays differ: " by up to 14, 8 times what it was".
-
-    It is "" if they are equal or not kept. The factor is the median ratio of elements.
-    """
-    x, y = _to_same_shape(old, new)
-    if x is None or (x == y).all():
-        return ""
-    text = f" by up to {largest_difference(x, y):.3g}"
-    ratio = next(median_ratios(x, y), 1.0)
-    return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
+    if x is None:
+        return "", math.inf
+    largest, ratio = largest_difference(x, y), next(median_ratios(x, y), 1.0)
+    text = f" by up to {largest:.3g}" if (x != y).any() else ""
+    text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
+    is_float = "float" in old.dtype
+    return text, largest / (largest_element(x) or 1.0) if is_float else math.inf
 
 
 def _to_same_shape(old: Leaf, new: Leaf) -> Any:
