@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: 0BSD
 # Written by jax-dist migrate --to vendored. It is yours to keep and to edit.
-"""What `jax.pmap` does, by `jax.jit` and `jax.shard_map`."""
+"""What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
+An argument `[devices, ...]` is sharded over a mesh of so many devices. Each
+gets a block `[1, ...]`, drops that axis for the function, and adds it back to
+the results.
+"""
+
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -35,18 +41,18 @@ def mapped(
     """
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; use None for all devices")
-    static, donated = static_broadcasted_argnums, donate_argnums
-    options = (
+    as_tuple = lambda numbers: (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    program = _program(
+        fun,
         "_mapped" if axis_name is None else axis_name,
         tuple(in_axes) if isinstance(in_axes, list) else in_axes,
         out_axes,
-        (static,) if isinstance(static, int) else tuple(static),
-        (donated,) if isinstance(donated, int) else tuple(donated),
+        as_tuple(static_broadcasted_argnums),
+        as_tuple(donate_argnums),
         None if devices is None else tuple(devices),
         backend,
         axis_size,
     )
-    program = _program(fun, options)
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -60,61 +66,78 @@ def mapped(
 _programs: Any = weakref.WeakKeyDictionary()
 
 
-def _program(fun: Any, options: tuple[Any, ...]) -> "_Program":
+def _program(fun: Any, *options: Any) -> "_Program":
+    """Return the program of a function with these options, the same one each time."""
+    name = getattr(fun, "__name__", type(fun).__name__)
     leaves, tree = jax.tree.flatten(options, is_leaf=lambda x: x is None)
     try:
         if inspect.ismethod(fun):  # a new object at each access
             known = _programs.setdefault(fun.__self__, {})
-            fun_ref, key = weakref.WeakMethod(fun), (fun.__func__, tree, *leaves)
+            get_fun, key = weakref.WeakMethod(fun), (fun.__func__, tree, *leaves)
         else:
             known = _programs.setdefault(fun, {})
-            fun_ref, key = weakref.ref(fun), (tree, *leaves)
+            get_fun, key = weakref.ref(fun), (tree, *leaves)
         if key not in known:
-            known[key] = _Program(fun_ref, fun, options)
+            known[key] = _Program(get_fun, name, *options)
         return known[key]
     except TypeError:  # it cannot be hashed or held weakly
-        return _Program(lambda: fun, fun, options)
+        return _Program(lambda: fun, name, *options)
 
 
+@dataclasses.dataclass(eq=False)
 class _Program:
-    """One function with its options; `jax.jit` compiles it for each shape."""
+    """One function with its options; `jax.jit` compiles it for each shape.
 
-    def __init__(self, fun_ref: Any, fun: Any, options: tuple[Any, ...]):
-        self.axis_name, in_axes, self.out_axes, self.static, donated = options[:5]
-        self.in_axes, (self.devices, self.backend, self.axis_size) = in_axes, options[5:]
-        self.name = name = getattr(fun, "__name__", type(fun).__name__)
-        self.is_moving = False  # arguments lie elsewhere, which jit rejects
+    With several processes the program takes arrays over the mesh of all
+    devices, but a call takes and returns what is on `mesh.local_mesh`, the
+    devices of its process.
+    """
 
-        def program(*args: Any, **kwargs: Any) -> Any:
-            arrays, axes, mesh = self.layout(args, kwargs, len(self.groups))
+    get_fun: Callable[[], Any]
+    name: str
+    axis_name: Hashable
+    in_axes: Any
+    out_axes: Any
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+    devices: tuple[Any, ...] | None
+    backend: str | None
+    axis_size: int | None
 
-            def body(*blocks: Any) -> Any:  # of size 1 along their axes
-                slices, by_name = _each(jnp.squeeze, axes, blocks)
-                results = fun_ref()(*self.with_static(args, slices), **by_name)
-                return _each(jnp.expand_dims, self.out_axes, results)
+    def __post_init__(self):
+        self.must_place = False  # an argument was on other devices, which jit rejects
+        run = lambda *args, **kwargs: self.run(args, kwargs)
+        run.__name__ = self.name
+        self.jitted = jax.jit(run, static_argnums=self.static, donate_argnums=self.donated)
 
-            return jax.shard_map(
-                body,
-                mesh=mesh,
-                in_specs=self.specs(axes),
-                out_specs=self.specs(self.out_axes),
-                check_vma=False,  # gradients as jax.pmap has them
-            )(*arrays)
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Run the function on each device, with its slices; jit traces this."""
+        arrays, axes, mesh = self.layout(args, kwargs, len(self.groups))
 
-        program.__name__ = name
-        self.jitted = jax.jit(program, static_argnums=self.static, donate_argnums=donated)
+        def body(*blocks: Any) -> Any:  # of size 1 along their axes
+            slices, by_name = _map_axes(jnp.squeeze, axes, blocks)
+            results = self.get_fun()(*self.with_static(args, slices), **by_name)
+            return _map_axes(jnp.expand_dims, self.out_axes, results)
+
+        return jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=self.specs(axes),
+            out_specs=self.specs(self.out_axes),
+            check_vma=False,  # gradients as jax.pmap has them
+        )(*arrays)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if len(self.groups) == 1 and not self.is_moving:
+        if len(self.groups) == 1 and not self.must_place:
             try:
                 return self.jitted(*args, **kwargs)
             except ValueError as error:
                 if "incompatible devices" not in str(error):
                     raise
-                self.is_moving = True
+                self.must_place = True
         args, kwargs, mesh = self.place(args, kwargs)
         results = self.jitted(*args, **kwargs)
-        return self.over(mesh.local_mesh, self.out_axes, results)
+        return self.move(results, self.out_axes, mesh.local_mesh)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         if len(self.groups) > 1:
@@ -130,6 +153,8 @@ class _Program:
         return [groups[process] for process in sorted(groups)]
 
     def specs(self, axes: Any) -> Any:
+        """Return `P(None, axis_name)` for an axis 1, and `P()` for None."""
+
         def spec(axis: int | None) -> PartitionSpec:
             if axis is None:
                 return PartitionSpec()
@@ -140,18 +165,22 @@ class _Program:
         return jax.tree.map(spec, axes, is_leaf=lambda x: x is None)
 
     def with_static(self, args: Any, arrays: Any) -> list[Any]:
+        """Return `args` with these arrays for those that are not static."""
         rest = iter(arrays)
         return [x if i in self.static else next(rest) for i, x in enumerate(args)]
 
     def layout(self, args: Any, kwargs: Any, processes: int = 1) -> Any:
-        """Return the arrays, their axes, and the mesh for their sizes."""
+        """Return the arrays, their axes, and a mesh with a device for each slice.
+
+        The arrays hold the slices of so many processes.
+        """
         dynamic = lambda xs: tuple(x for i, x in enumerate(xs) if i not in self.static)
         arrays, axes = (dynamic(args), kwargs), (self.in_axes, 0)
         if self.static and isinstance(self.in_axes, tuple):
             axes = dynamic(self.in_axes[: len(args)]), 0
         self.specs(axes)  # raises for axes from the end
-        sizes: set[Any] = set()
-        _each(lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1]), axes, arrays)
+        sizes: set[Any] = set()  # (8,), or () for a number
+        _map_axes(lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1]), axes, arrays)
         size = sum(*sizes) // processes if len(sizes) == 1 else 0
         most = min(map(len, self.groups))
         if not 0 < size <= most:
@@ -170,15 +199,15 @@ class _Program:
         arrays, axes, mesh = self.layout(args, kwargs)
         shard = functools.partial(NamedSharding, mesh.local_mesh)
         arrays = jax.device_put(arrays, jax.tree.map(shard, self.specs(axes)))
-        arrays, kwargs = self.over(mesh, axes, arrays)
+        arrays, kwargs = self.move(arrays, axes, mesh)
         return self.with_static(args, arrays), kwargs, mesh
 
-    def over(self, mesh: Mesh, axes: Any, tree: Any) -> Any:
-        """Return the slices of this process as arrays over another mesh."""
+    def move(self, tree: Any, axes: Any, mesh: Mesh) -> Any:
+        """Return arrays over another mesh that hold the slices of this process."""
         if len(self.groups) == 1:
             return tree
 
-        def move(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        def move_array(x: jax.Array, spec: PartitionSpec) -> jax.Array:
             if isinstance(x, Tracer):
                 raise NotImplementedError(
                     f"{self.name} is called inside jit, grad or vmap in several "
@@ -191,17 +220,17 @@ class _Program:
             sharding = NamedSharding(mesh, spec)
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, slices)
 
-        part = lambda spec, part: jax.tree.map(lambda x: move(x, spec), part)
-        return jax.tree.map(part, self.specs(axes), tree)
+        move_part = lambda spec, part: jax.tree.map(lambda x: move_array(x, spec), part)
+        return jax.tree.map(move_part, self.specs(axes), tree)
 
 
-def _each(change: Any, axes: Any, tree: Any) -> Any:
-    """Change the mapped axis of each leaf; None leaves what is shared."""
+def _map_axes(change: Any, axes: Any, tree: Any) -> Any:
+    """Return `change(leaf, axis)` of each leaf; those of axis None stay."""
 
-    def of_part(axis: int | None, part: Any) -> Any:
+    def map_part(axis: int | None, part: Any) -> Any:
         return part if axis is None else jax.tree.map(lambda x: change(x, axis), part)
 
-    return jax.tree.map(of_part, axes, tree, is_leaf=lambda x: x is None)
+    return jax.tree.map(map_part, axes, tree, is_leaf=lambda x: x is None)
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
