@@ -62,23 +62,23 @@ def main(
     try:
         code = int(options.run(options, out=out, err=err))
         out.flush()
+        return code
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:  # `jax-dist lint | head`
         terminal.silence(out)
         return Exit.USAGE
     except MisuseError as error:
-        print(f"jax-dist {options.command}: {error}", file=err)
-        return Exit.USAGE
+        problem = str(error)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means findings
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             terminal.silence(out)
-            print(f"jax-dist {options.command}: {error.strerror}", file=err)
-            return Exit.USAGE
-        traceback.print_exc(file=err)
-        print(f"jax-dist {options.command}: internal error; please report it", file=err)
-        return Exit.USAGE
-    return code
+            problem = error.strerror
+        else:
+            traceback.print_exc(file=err)
+            problem = "internal error; please report it"
+    print(f"jax-dist {options.command}: {problem}", file=err)
+    return Exit.USAGE
 
 
 def run_as_program() -> int:

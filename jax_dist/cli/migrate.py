@@ -247,8 +247,7 @@ class _Migrate:
             try:
                 _files.write_atomically(path, FORMATS[suffix](report))
             except OSError as error:
-                reason = error.strerror
-                raise MisuseError(f"--report {path} cannot be written: {reason}") from error
+                raise MisuseError(f"--report {path} cannot be written: {error.strerror}") from error
 
     def _summarize(self, report: Any, file_count: int) -> None:
         """Print what was migrated of the `file_count` files, what is left, and what to do next."""

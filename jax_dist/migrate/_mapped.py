@@ -7,7 +7,6 @@ gets a block `[1, ...]`, drops that axis for the function, and adds it back to
 the results.
 """
 
-import dataclasses
 import functools
 import inspect
 import weakref
@@ -84,7 +83,6 @@ def _program(fun: Any, *options: Any) -> "_Program":
         return _Program(lambda: fun, name, *options)
 
 
-@dataclasses.dataclass(eq=False)
 class _Program:
     """One function with its options; `jax.jit` compiles it for each shape.
 
@@ -93,22 +91,14 @@ class _Program:
     devices of its process.
     """
 
-    get_fun: Callable[[], Any]
-    name: str
-    axis_name: Hashable
-    in_axes: Any
-    out_axes: Any
-    static: tuple[int, ...]
-    donated: tuple[int, ...]
-    devices: tuple[Any, ...] | None
-    backend: str | None
-    axis_size: int | None
-
-    def __post_init__(self):
+    def __init__(self, get_fun: Callable[[], Any], name: str, *options: Any):
+        self.get_fun, self.name = get_fun, name
+        self.axis_name, self.in_axes, self.out_axes, self.static, donated, *rest = options
+        self.devices, self.backend, self.axis_size = rest
         self.must_place = False  # an argument was on other devices, which jit rejects
         run = lambda *args, **kwargs: self.run(args, kwargs)
-        run.__name__ = self.name
-        self.jitted = jax.jit(run, static_argnums=self.static, donate_argnums=self.donated)
+        run.__name__ = name
+        self.jitted = jax.jit(run, static_argnums=self.static, donate_argnums=donated)
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the function on each device, with its slices; jit traces this."""
@@ -185,9 +175,8 @@ class _Program:
         most = min(map(len, self.groups))
         if not 0 < size <= most:
             raise ValueError(
-                f"{self.name} takes arrays with one slice for each of up to "
-                f"{most} devices along their mapped axes; it got the sizes "
-                f"{sorted(sizes)}"
+                f"{self.name} takes arrays with one slice for each of up to {most} devices "
+                f"along their mapped axes; it got the sizes {sorted(sizes)}"
             )
         chosen = [device for group in self.groups for device in group[:size]]
         if self.axis_size not in (None, len(chosen)):

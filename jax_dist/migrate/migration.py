@@ -69,18 +69,17 @@ def migrate_text(
     An error in jax_dist itself leaves the file as it was, with the error as its problem.
     """
     project = project or Project()
+    leave = lambda problem: FileMigration(path, data, data, problem=problem)
     try:
         module = project.module(linter.load(path, data))
     except UnreadableError as error:
-        return FileMigration(path, data, data, problem=str(error))
+        return leave(str(error))
     except ParseError as error:
-        problem = f"Python cannot parse it: line {error.line}: {error.message}"
-        return FileMigration(path, data, data, problem=problem)
+        return leave(f"Python cannot parse it: line {error.line}: {error.message}")
     try:
         result = _File(module, options, project).migrate_file()
     except Exception as error:  # noqa: BLE001 - other files must not suffer
-        problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
-        return FileMigration(path, data, data, problem=problem)
+        return leave(f"jax-dist failed on it ({type(error).__name__}: {error}); please report this")
     return result if result.places or result.changed else None
 
 

@@ -52,11 +52,8 @@ class MigrationReport:
             "schema": _SCHEMA,
             "to": self.to,
             "summary": {
-                "files": len(self.files),
-                "changed": len(self.changed),
-                "done": len(self.done),
-                "left": len(self.left),
-                "problems": len(self.problems),
+                name: len(getattr(self, name))
+                for name in ("files", "changed", "done", "left", "problems")
             },
             "files": [
                 {"path": file.path, "changed": file.changed, "problem": file.problem}

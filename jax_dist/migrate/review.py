@@ -22,6 +22,11 @@ class Unreached:
     text: str
 
 
+def unreached(file: FileMigration, line: int) -> Unreached:
+    """Return a line of the old text as one to review."""
+    return Unreached(file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip())
+
+
 def is_read(node: ast.AST) -> bool:
     """Return whether a node is an expression that is read, so that `f(node)` can replace it."""
     return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)

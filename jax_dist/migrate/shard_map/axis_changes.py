@@ -68,11 +68,9 @@ class AxisChanges:
             return None
         if node not in self._changes:
             change = self._change_by_call(self._module, node, 0)
-            while change is not None and change.kind is None:
-                inner = self._change_by_call(self._module, change.operand, 0)
-                if inner is None:
-                    break
-                change = _compose(change, inner)
+            if change is not None and change.kind is None:
+                inner = self._change_of(change.operand)
+                change = _compose(change, inner) if inner is not None else change
             self._changes[node] = change
         return self._changes[node]
 
@@ -168,21 +166,16 @@ def _compose(outer: AxisChange, inner: AxisChange) -> AxisChange | None:
 def _change_by_method(node: ast.expr) -> AxisChange | None:
     """Return what `x[0]`, `x.squeeze(0)`, `x.astype(t)` and the like do to an array `x`."""
     match node:
-        case (
-            ast.Subscript(value=array, slice=ast.Constant(value=0))
-            | ast.Call(
-                func=ast.Attribute(value=array, attr="squeeze"), args=[ast.Constant(value=0)]
-            )
+        case ast.Subscript(value=array, slice=ast.Constant(value=0)):
+            return AxisChange(Kind.ONE, array)
+        case ast.Call(
+            func=ast.Attribute(value=array, attr="squeeze"), args=[ast.Constant(value=0)]
         ):
             return AxisChange(Kind.ONE, array)
-        case (
-            ast.Call(func=ast.Attribute(value=array, attr="astype" | "copy" | "addressable_data"))
-            | ast.Attribute(
-                value=ast.Subscript(value=ast.Attribute(value=array, attr="addressable_shards")),
-                attr="data",
-            )
-        ):
+        case ast.Call(func=ast.Attribute(value=array, attr="astype" | "copy" | "addressable_data")):
             return AxisChange(None, array)
+        case ast.Attribute(value=ast.Subscript(value=ast.Attribute() as shards), attr="data"):
+            return AxisChange(None, shards.value) if shards.attr == "addressable_shards" else None
     return None
 
 

@@ -1,6 +1,7 @@
 """The text of mapped functions: `jax.jit(jax.shard_map(...))`, or `jax.jit` with shardings."""
 
 import ast
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,15 +249,11 @@ class FunctionWriter:
         first = body[1] if is_docstring and body[1:] else body[0]
         self._writer.insert_above(first, [f"{line}  # of this device" for line in lines])
         is_stacked = self._plan.stacked_results(mapped)
-        for node in functions.own_nodes(function):
-            match node:
-                case ast.Return(value=ast.Tuple(elts=results)) if mapped.tuple_length:
-                    pass
-                case ast.Return(value=ast.expr() as result):
-                    results = [result]
-                case _:
-                    continue
-            for result in (x for x, stacked in zip(results, is_stacked, strict=False) if stacked):
+        for value in functions.returned_values(function):
+            results = (
+                value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
+            )
+            for result in itertools.compress(results, is_stacked):
                 text = f"{tree_map}(lambda x: x[None], {self._module.text(result)})"
                 self._writer.replace(result, text)
 

@@ -26,6 +26,12 @@ class Layout(enum.Enum):
     STACKED = "stacked"  # P(axis): as pmap has it, `[devices, ...]`
 
 
+_LAYOUTS: dict[Kind | None, Layout] = {
+    Kind.REPLICATED: Layout.REPLICATED,
+    Kind.SPLIT: Layout.SHARDED,
+}
+
+
 class Layouts:
     """The layouts of the variables, arguments and results of a file's mapped functions."""
 
@@ -41,7 +47,6 @@ class Layouts:
     def _initial(self, variable: Variable) -> Layout:
         """Return the layout of a variable by its own definitions and uses alone."""
         kinds = {self._definition_kind(definition) for definition in variable.definitions}
-        kinds -= {"none"}
         uses = [use.kind for use in variable.uses]
         if kinds == {"shard"} and set(uses) <= {"argument"}:
             return Layout.SHARDED  # a batch for mapped functions alone
@@ -100,10 +105,8 @@ class Layouts:
         if variable is not None:
             return self.of_variable[variable]
         change = self._variables.changes.find(node)
-        if change is not None and change.kind is Kind.REPLICATED:
-            return Layout.REPLICATED
-        is_batch = change is not None and change.kind is Kind.SPLIT
-        return Layout.SHARDED if is_batch else Layout.STACKED
+        kind = None if change is None else change.kind
+        return _LAYOUTS.get(kind, Layout.STACKED)
 
     def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
         """Return the layout that all expressions have; STACKED if they differ."""

@@ -2,9 +2,9 @@
 
 import ast
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
@@ -73,11 +73,10 @@ class MigrationPlan:
         The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         """
         keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}
+        nodes_of = functools.partial(global_steps.nodes_of, self.module)
         while True:  # each function that is given up keeps its own parts
-            kept: set[Any] = set()
-            for mapped in self.mapped_functions:
-                if mapped not in self.jits:
-                    kept.update(keys[mapped], global_steps.nodes_of(self.module, mapped))
+            others = [mapped for mapped in self.mapped_functions if mapped not in self.jits]
+            kept = {part for mapped in others for part in (*keys[mapped], *nodes_of(mapped))}
             shared = [
                 mapped
                 for mapped, uses in self.jits.items()

@@ -22,7 +22,6 @@ DefinitionKind: TypeAlias = Literal[
     "shard",  # x = shard(y): a batch, split by the number of devices
     "keys",  # x = split(key, n): one for each device
     "result",  # x = mapped_function(y)
-    "none",  # x = None
     "unknown",
 ]
 UseKind: TypeAlias = Literal[
@@ -41,7 +40,6 @@ class Definition:
     node: ast.AST  # the expression that makes it
     operand: ast.expr | None = None  # what is replicated or sharded
     mapped_call: ast.Call | None = None
-    index: int | None = None  # of its results; None: all of them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -266,9 +264,9 @@ class Variables:
             case None:
                 define(Definition("unknown", node))
             case ast.Call() if value in self._mapped_calls:  # `x = step(x)`
-                define(Definition("result", node, mapped_call=value, index=index))
-            case ast.Constant(value=None):  # `x = None`
-                define(Definition("none", value))
+                define(Definition("result", node, mapped_call=value))
+            case ast.Constant(value=None):  # `x = None` gives it no array
+                pass
             case ast.Name() | ast.Attribute() if index is None and self._key(value) is not None:
                 self._add(value)
                 self._join(key, self._key(value))  # `x = y`

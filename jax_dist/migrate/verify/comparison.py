@@ -85,10 +85,7 @@ class Verification:
             "seconds": [round(seconds, 1) for seconds in self.seconds],
             "problems": list(self.problems),
             "review": [dataclasses.asdict(line) for line in self.review],
-            "places": [
-                {**dataclasses.asdict(verdict), "verdict": str(verdict)}
-                for verdict in self.verdicts
-            ],
+            "places": [{**dataclasses.asdict(v), "verdict": str(v)} for v in self.verdicts],
         }
 
     def __str__(self) -> str:
@@ -278,33 +275,20 @@ def _amount(old: Leaf, new: Leaf) -> tuple[str, float]:
     """Return by how much two arrays differ: `(" by up to 14, 8 times what it was", 0.7)`.
 
     The factor is the median ratio of elements. The number is relative to the largest element of the
-    first; infinite for other types than floats. It is `("", inf)` if an array was not kept.
+    first; infinite for other types than floats. It is `("", inf)` if an array was not kept, is not
+    of numbers, or has another size.
     """
-    x, y = _to_same_shape(old, new)
-    if x is None:
+    x, y = old.load(), new.load()
+    if x is not None and y is not None and x.shape[1:] == y.shape:  # stacked copies before
+        x = x[0]
+    if x is None or y is None or x.dtype.kind not in "fiu" or x.size != y.size:
         return "", math.inf
+    x = x.reshape(y.shape)
     largest, ratio = largest_difference(x, y), next(median_ratios(x, y), 1.0)
     text = f" by up to {largest:.3g}" if (x != y).any() else ""
     text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
     is_float = "float" in old.dtype
     return text, largest / (largest_element(x) or 1.0) if is_float else math.inf
-
-
-def _to_same_shape(old: Leaf, new: Leaf) -> Any:
-    """Return the arrays of two leaves in the new shape.
-
-    They are None and None if an array was not kept, is not of numbers, or has another size.
-    """
-    x, y = old.load(), new.load()
-    if x is None or y is None or x.dtype.kind not in "fiu":
-        return None, None
-    if x.size == y.size:
-        x = x.reshape(y.shape)
-    elif x.shape[1:] == y.shape:  # stacked copies before, one array after
-        x = x[0]
-    else:
-        return None, None
-    return x, y
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
-from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
@@ -24,7 +23,7 @@ Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 def verify(
     command: Sequence[str],
     files: Sequence[FileMigration],
-    again: Again | None = None,
+    again: Again,
     *,
     devices: int = 8,
     timeout: float | None = None,
@@ -37,7 +36,7 @@ def verify(
     Args:
       command: the program, as it is run in the current folder.
       files: the migration.
-      again: migrates the files again, with other forms of places; None: nothing goes back.
+      again: migrates the files again, with other forms of places.
       devices: the number of CPU devices to simulate.
       timeout: seconds for each run.
       progress: is called with what runs, and since when.
@@ -73,19 +72,17 @@ def verify(
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            unreached = [
-                Unreached(
-                    file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip()
-                )
+            lines = [
+                review.unreached(file, line)
                 for path, file in changed.items()
                 for line in sorted(file.touched)
                 if (path, line) not in before.ran
             ]
-            return dataclasses.replace(result, review=unreached)
+            return dataclasses.replace(result, review=lines)
 
         first = compare_with(files, "running the new program")
-        back = {} if again is None else _places_to_go_back(first, forms)
-        if again is None or not back:
+        back = _places_to_go_back(first, forms)
+        if not back:
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
         second = compare_with(files, "running it again, without what differs")

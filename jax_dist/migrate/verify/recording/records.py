@@ -133,15 +133,11 @@ def _digests(arrays: Sequence[Any]) -> list[str]:
 def read_calls(folder: Path) -> list[Call]:
     """Return the calls that the process of a folder recorded, in order."""
     calls: list[Call] = []
+    load = functools.partial(_load, folder / "arrays")
+    make_leaf = lambda fields: Leaf(**fields, load=functools.partial(load, fields))
     for line in (folder / "calls.jsonl").read_text().splitlines():
         event = json.loads(line)
-        given, returned = (
-            [
-                Leaf(**leaf, load=functools.partial(_load, folder / "arrays", leaf))
-                for leaf in event.get(side, ())
-            ]
-            for side in ("given", "returned")
-        )
+        given, returned = ([*map(make_leaf, event.get(side, ()))] for side in ("given", "returned"))
         place = event["path"], event["line"], event["name"]
         calls.append(Call(*place, given, returned, event.get("raised", ""), event.get("replay")))
     return calls

@@ -110,13 +110,13 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
     """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
 
-    @functools.cache
-    def note_line(path: str, line: int) -> None:
-        with open(records, "a", encoding="utf-8") as file:
-            file.write(f"{line} {path}\n")
+    noted: set[tuple[str, int]] = set()
 
     def ran(path: str, line: int, value: Any) -> Any:
-        note_line(path, line)
+        if (path, line) not in noted:
+            noted.add((path, line))
+            with open(records, "a", encoding="utf-8") as file:
+                file.write(f"{line} {path}\n")
         return value
 
     return ran
