@@ -71,11 +71,10 @@ def _program(fun: Any, *options: Any) -> "_Program":
     leaves, tree = jax.tree.flatten(options, is_leaf=lambda x: x is None)
     try:
         if inspect.ismethod(fun):  # a new object at each access
-            known = _programs.setdefault(fun.__self__, {})
-            get_fun, key = weakref.WeakMethod(fun), (fun.__func__, tree, *leaves)
+            owner, method, get_fun = fun.__self__, fun.__func__, weakref.WeakMethod(fun)
         else:
-            known = _programs.setdefault(fun, {})
-            get_fun, key = weakref.ref(fun), (tree, *leaves)
+            owner, method, get_fun = fun, None, weakref.ref(fun)
+        known, key = _programs.setdefault(owner, {}), (method, tree, *leaves)
         if key not in known:
             known[key] = _Program(get_fun, name, *options)
         return known[key]

@@ -39,8 +39,7 @@ class Place:
     ) -> "Place":
         """Return the place of an AST node; `fields` are more of it, as `form="shard_map"`."""
         path, position = module.source.path, module.source.position(module.span(node)[0])
-        text = module.text(node)
-        return cls(path, position.line, position.cell, code, status, text, **fields)
+        return cls(path, position.line, position.cell, code, status, module.text(node), **fields)
 
     @property
     def where(self) -> str:
@@ -94,9 +93,8 @@ class PlannedPlace:
     @classmethod
     def leave(cls, module: Module, node: ast.expr, error: CannotMigrate) -> "PlannedPlace":
         """Return the place of a pmap that stays as it is, with the reason that `error` gives."""
-        reason, by_hand = error.reason, error.by_hand
-        code = _codes.PMAP_CALL
-        return cls(Place.make(module, node, code, "left", reason=reason, by_hand=by_hand))
+        fields = {"reason": error.reason, "by_hand": error.by_hand}
+        return cls(Place.make(module, node, _codes.PMAP_CALL, "left", **fields))
 
 
 def unparsed_cells(source: Source) -> Iterator[Place]:

@@ -4,11 +4,13 @@ There is one copy at the top of a package, for all its files, and one beside oth
 """
 
 import ast
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from jax_dist._usage import MisuseError
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify.recording.calls import VENDORED
@@ -49,21 +51,19 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
 
 def _package_by_files(folder: str) -> str:
     """Return the outermost package around the files of a folder: its path, or "" without one."""
-    package = ""
-    while os.path.isfile(os.path.join(folder, "__init__.py")):
-        if not os.path.basename(folder).isidentifier():  # as a checkout of `my-project`
-            break
-        package, folder = folder, os.path.dirname(folder)
-    return package
+    # An identifier: the folder may be a checkout of `my-project`.
+    is_package = lambda path: (
+        os.path.basename(path).isidentifier() and os.path.isfile(os.path.join(path, "__init__.py"))
+    )
+    packages = [*itertools.takewhile(is_package, sources.folders_above(folder))]
+    return packages[-1] if packages else ""
 
 
 def _package_by_imports(module: Module, folder: str) -> str:
     """Return `/src/pkg` for a file in `/src/pkg/tools` that imports `pkg.utils`; "" for none."""
     scopes = module.scopes.all
     bindings = (b for scope in scopes for same_name in scope.bindings.values() for b in same_name)
-    roots = {b.target.partition(".")[0] for b in bindings if b.target} - KNOWN
-    while (parent := os.path.dirname(folder)) != folder:
-        if os.path.basename(folder) in roots:
-            return folder
-        folder = parent
-    return ""
+    # Without "", as which a relative import would name the folder /.
+    roots = {b.target.partition(".")[0] for b in bindings if b.target} - {*KNOWN, ""}
+    folders = (x for x in sources.folders_above(folder) if os.path.basename(x) in roots)
+    return next(folders, "")

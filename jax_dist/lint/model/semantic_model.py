@@ -46,12 +46,7 @@ class Module:
       elsewhere: looks up names of other files of the project.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        name: str = "",
-        elsewhere: _Elsewhere = lambda _: None,
-    ):
+    def __init__(self, source: Source, name: str = "", elsewhere: _Elsewhere = lambda _: None):
         self.source = source
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)

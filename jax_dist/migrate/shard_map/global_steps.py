@@ -5,9 +5,8 @@ computed from the whole batch. Only a run can show whether the numbers stay the 
 """
 
 import ast
-import dataclasses
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_dist.lint.model import functions, traced
 from jax_dist.lint.model.semantic_model import Module
@@ -26,8 +25,7 @@ _REASONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AxisUses:
+class AxisUses(NamedTuple):
     """Uses of the mapped axis in a step, all of which it drops as `jax.jit` alone."""
 
     # Calls that give way to their `x`: `pmean(x, axis)`, `psum(x, axis)`, and

@@ -144,9 +144,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
             line = module.source.position(module.span(handle)[0]).line
             by_hand = f"Call it in this file only; line {line} hands it on."
             raise CannotMigrate("the mapped function goes where its calls are not seen", by_hand)
-        for read in reads:
-            if read not in handles:
-                handles.append(read)
+        handles += [read for read in reads if read not in handles]
     if calls:
         return sorted(calls, key=scopes.place)
     by_hand = "Place the state and the batches by hand where it is called, or use --to vendored."

@@ -251,9 +251,8 @@ class Placements:
             writer.remove(statement)
             return
         elif is_donated and len(names) == 1 and not is_same_name:  # `y = unreplicate(x)`
-            tree_map, copy = (
-                writer.import_name(x, node) for x in ("jax.tree.map", "jax.numpy.copy")
-            )
+            tree_map = writer.import_name("jax.tree.map", node)
+            copy = writer.import_name("jax.numpy.copy", node)
             before, after = f"{tree_map}({copy}, ", ")"
         writer.replace_around(node, operand, before, after)
 

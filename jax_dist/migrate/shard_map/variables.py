@@ -332,20 +332,19 @@ class Variables:
         part = read
         while True:
             match self._module.parent(part):
-                case ast.Subscript(value=value, slice=ast.Constant(value=str())) as outer:
-                    if value is not part:
-                        return part
+                case ast.Subscript(slice=ast.Constant(value=str())) as outer:
+                    part = outer
                 case ast.Attribute(attr=name) as outer if name not in _ARRAY_ATTRIBUTES:
                     if self._module.call_of(outer) is not None:
                         return part
+                    part = outer
                 case _:
                     return part
-            part = outer
 
     def _find_known_use(self, part: ast.expr) -> Use | None:
         """Return the use of `x` in `mapped_function(x)` or `unreplicate(x)`; None for others."""
         match self._module.parent(part):
-            case ast.Subscript(value=value, slice=ast.Constant(value=0)) as item if value is part:
+            case ast.Subscript(slice=ast.Constant(value=0)) as item:
                 return Use("unreplicate", item, part)
         call, argument = flow.receiving_call(self._module, part)
         if call is not None and call in self._mapped_calls:

@@ -1,6 +1,7 @@
 """The comparison of two runs, call by call, and the verdict on each place."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -9,12 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
+from jax_dist.migrate.verify.recording import replays
 from jax_dist.migrate.verify.recording.records import Call, Leaf
-from jax_dist.migrate.verify.recording.replays import (
-    largest_difference,
-    largest_element,
-    median_ratios,
-)
 from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -90,11 +87,10 @@ class Verification:
 
     def __str__(self) -> str:
         count = len([v for v in self.verdicts if v.calls and not v.difference])
+        places, command = f"{count} of {len(self.verdicts)} places", shlex.join(self.command)
         times = ", ".join(f"{seconds:.0f} s" for seconds in self.seconds)
-        lines = [
-            f"{count} of {len(self.verdicts)} places same in all calls of `"
-            f"{shlex.join(self.command)}` ({len(self.seconds)} runs: {times})"
-        ]
+        runs = f"{len(self.seconds)} runs: {times}"
+        lines = [f"{places} same in all calls of `{command}` ({runs})"]
         for verdict in self.verdicts:
             name = f" {verdict.name}" if verdict.name else ""
             lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
@@ -221,10 +217,9 @@ class _ProcessComparison:
     def _leaf_differences(
         self, old: Sequence[Leaf], new: Sequence[Leaf]
     ) -> Iterator[tuple[int, str, float | None]]:
-        """Yield what differs in arguments or results: `(0, "[0]: values differ", 1e-5)`.
+        """Yield the index of each leaf that differs, how, and its deviation; None: not by rounding.
 
-        The index of the leaf, its path with a text, and by how much of its largest element it
-        differs; None if it is not by rounding.
+        Such as `(0, "[0]: values differ by up to 1e-05", 2e-07)`.
         """
         for index, (old_leaf, new_leaf) in enumerate(zip(old, new, strict=True)):
             if text := _leaf_difference(old_leaf, new_leaf):
@@ -284,11 +279,11 @@ def _amount(old: Leaf, new: Leaf) -> tuple[str, float]:
     if x is None or y is None or x.dtype.kind not in "fiu" or x.size != y.size:
         return "", math.inf
     x = x.reshape(y.shape)
-    largest, ratio = largest_difference(x, y), next(median_ratios(x, y), 1.0)
+    largest, ratio = replays.largest_difference(x, y), next(replays.median_ratios(x, y), 1.0)
     text = f" by up to {largest:.3g}" if (x != y).any() else ""
     text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
     is_float = "float" in old.dtype
-    return text, largest / (largest_element(x) or 1.0) if is_float else math.inf
+    return text, largest / (replays.largest_element(x) or 1.0) if is_float else math.inf
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
@@ -320,6 +315,5 @@ def _is_about(old: str, new: str) -> bool:
     if old_words != new_words:
         return False
     numbers = ([float(match[0]) for match in _NUMBER.finditer(line)] for line in (old, new))
-    return all(
-        math.isclose(x, y, rel_tol=_RATIO, abs_tol=1e-4) for x, y in zip(*numbers, strict=True)
-    )
+    is_close = functools.partial(math.isclose, rel_tol=_RATIO, abs_tol=1e-4)
+    return all(map(is_close, *numbers))

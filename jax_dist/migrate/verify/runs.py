@@ -59,9 +59,8 @@ def root_of(paths: Sequence[str]) -> str:
     common = os.path.commonpath([*folders, os.getcwd()])
     if common == too_large[0]:
         raise MisuseError(f"only {common} holds the files and the current folder: change to theirs")
-    above = itertools.takewhile(
-        lambda folder: folder not in too_large, sources.folders_above(common)
-    )
+    is_small = lambda folder: folder not in too_large
+    above = itertools.takewhile(is_small, sources.folders_above(common))
     return next(filter(sources.is_project, above), common)
 
 
@@ -117,15 +116,12 @@ def run_recorded(
         exit_code, seconds = _run_until_timeout(
             command, work, cwd, environment, timeout, report_seconds
         )
-    output, errors = (
-        (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
-        for name in ("stdout", "stderr")
-    )
+    read = lambda name: (work / name).read_text("utf-8", "replace").replace(str(tree), root)
     calls = [read_calls(process) for process in sorted(records.iterdir())]
     marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
     lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
     ran = frozenset((path, int(line)) for line, path in lines_and_paths)
-    return Run(exit_code, output, errors, seconds, calls, ran)
+    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran)
 
 
 def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:

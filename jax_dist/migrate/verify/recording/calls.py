@@ -43,11 +43,10 @@ class Recorder:
 
     def install(self, at_import: Callable[[str, Callable[[types.ModuleType], None]], None]) -> None:
         """Replace jax.pmap, jax_dist.pmap, `mapped` and jax.jit when their modules are imported."""
-        at_import("jax", lambda jax: self.replace(jax, "pmap"))
+        for name, function in (("jax", "pmap"), ("jax_dist", "pmap"), (VENDORED, "mapped")):
+            at_import(name, functools.partial(self.replace, name=function))
         if self._written:
-            at_import("jax", lambda jax: self.replace(jax, "jit", only_written=True))
-        at_import("jax_dist", lambda jax_dist: self.replace(jax_dist, "pmap"))
-        at_import(VENDORED, lambda module: self.replace(module, "mapped"))
+            at_import("jax", functools.partial(self.replace, name="jit", only_written=True))
 
     def replace(self, module: Any, name: str, *, only_written: bool = False) -> None:
         """Replace a function such as jax.pmap by one whose results record their calls.
