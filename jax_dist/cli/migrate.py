@@ -258,8 +258,8 @@ class _Migrate:
             self._say(f"Nothing to migrate in {counted(file_count, 'file')}.")
             return
         verb = "migrated" if options.write else "would change"
-        files, places = counted(len(report.changed), "file"), counted(len(report.done), "place")
-        self._say(f"{files} {verb}: {places} done, {len(report.left)} left.")
+        changed, done = counted(len(report.changed), "file"), counted(len(report.done), "place")
+        self._say(f"{changed} {verb}: {done} done, {len(report.left)} left.")
         mapped = [place for place in report.done if place.is_mapped and place.form != options.to]
         for places in report.group_by_reason([*report.left, *mapped]):
             others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""

@@ -93,8 +93,8 @@ def _outcome(place: Place) -> str:
 def _markdown_lines(report: MigrationReport) -> Iterator[str]:
     """Yield the report in sections: verification, review, left by reason, problems, done."""
     yield f"# Migration to {report.to}\n"
-    files, places = counted(len(report.changed), "file"), counted(len(report.done), "place")
-    yield f"{files} changed, {places} done, {len(report.left)} left."
+    changed, done = counted(len(report.changed), "file"), counted(len(report.done), "place")
+    yield f"{changed} changed, {done} done, {len(report.left)} left."
     if report.verification is not None:
         yield f"\n## Verification\n\n```text\n{report.verification}\n```"
     if report.review:

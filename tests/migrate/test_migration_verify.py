@@ -13,15 +13,15 @@ from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify import comparison, trial
 from jax_dist.migrate.verify.comparison import Verdict
-from jax_dist.migrate.verify.recording.records import Call, Leaf
+from jax_dist.migrate.verify.recording.records import RecordedCall, RecordedLeaf
 from jax_dist.migrate.verify.runs import Run
 
 
-def _leaf(values: Any, **more: Any) -> Leaf:
+def _leaf(values: Any, **more: Any) -> RecordedLeaf:
     array = np.asarray(values, np.float32)
     rows = [row.tobytes().hex() for row in array] if array.ndim else []
     about: Any = {"shape": list(array.shape), "digest": array.tobytes().hex(), "rows": rows}
-    return Leaf("", "float32", **about, **more, load=lambda: array)
+    return RecordedLeaf("", "float32", **about, **more, load=lambda: array)
 
 
 def _run(
@@ -30,7 +30,7 @@ def _run(
     calls = []
     for result in results:
         returned = () if raised else (_leaf(result, **more),)
-        calls.append(Call("a.py", 3, "step", (), returned, raised))
+        calls.append(RecordedCall("a.py", 3, "step", (), returned, raised))
     return Run(exit_code, output, "Traceback: oh", 1.0, [calls])
 
 

@@ -9,7 +9,7 @@ from jax_dist.lint.model import functions, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import MigrationPlan
-from jax_dist.migrate.shard_map.text import Call, Expression
+from jax_dist.migrate.shard_map.text import Expression, NewCall
 
 
 class FunctionWriter:
@@ -42,7 +42,7 @@ class FunctionWriter:
 
     # --- calls
 
-    def _jit_call(self, mapped: Pmapped, fun: str) -> Call:
+    def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
         at = mapped.site.node
         if mapped in self._plan.jits:
@@ -50,12 +50,12 @@ class FunctionWriter:
         else:
             function = self._shard_map_call(mapped, self._body(mapped, fun))
             if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the rest
-                call = Call("mapped", mapped.dynamic_parameters)
+                call = NewCall("mapped", mapped.dynamic_parameters)
                 lines = [("mapped = ", function), ("return ", call)]
                 function = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
                 self._writer.define(at, function, mapped.parameters, lines)
         jit = self._writer.import_name("jax.jit", at)
-        return Call(jit, [function, *self._jit_options(mapped)])
+        return NewCall(jit, [function, *self._jit_options(mapped)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
         """Return the arguments of jit: shardings if it stands alone, `static_argnums=...`, ..."""
@@ -78,7 +78,7 @@ class FunctionWriter:
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
 
-    def _shard_map_call(self, mapped: Pmapped, body: Expression) -> Call:
+    def _shard_map_call(self, mapped: Pmapped, body: Expression) -> NewCall:
         """Return `jax.shard_map(body, mesh=..., ...)`; without the function if `body` is ""."""
         plan, at = self._plan, mapped.site.node
         axis, layouts = plan.axis(mapped), plan.layouts
@@ -93,7 +93,7 @@ class FunctionWriter:
             "check_vma=False",
         ]
         name = self._writer.import_name("jax.shard_map", at)
-        return Call(name, [*filter(None, [body]), *options])
+        return NewCall(name, [*filter(None, [body]), *options])
 
     # --- functions around the mapped one
 
@@ -109,10 +109,10 @@ class FunctionWriter:
             return fun
         if static == (*range(len(static)),):
             partial = self._writer.import_name("functools.partial", mapped.site.node)
-            return Call(partial, [fun, *mapped.parameters[: len(static)]])
+            return NewCall(partial, [fun, *mapped.parameters[: len(static)]])
         # Of the arguments that are not static: `lambda x: step(x, config)`.
         head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
-        return Call(head, mapped.parameters)
+        return NewCall(head, mapped.parameters)
 
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
         """Define `def step_on_device(x): return step(x[0])[None]`, and return its name.
@@ -125,8 +125,8 @@ class FunctionWriter:
 
         def map_leaves(index: str, trees: Sequence[str]) -> tuple[str, Expression]:
             """Return `a, b = ` and `jax.tree.map(lambda x: x[0], (a, b))`."""
-            tree = trees[0] if len(trees) == 1 else Call("", trees)
-            return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: x[{index}]", tree])
+            tree = trees[0] if len(trees) == 1 else NewCall("", trees)
+            return f"{', '.join(trees)} = ", NewCall(tree_map, [f"lambda x: x[{index}]", tree])
 
         lines: list[tuple[str, Expression]] = [
             (f"{name} = ", f"{name}[0]") for name, is_key in parameters.items() if is_key
@@ -135,7 +135,7 @@ class FunctionWriter:
             lines.append(map_leaves("0", trees))
         call = self._lambda_body(mapped) or self._call_of(mapped, fun)
         if all(results):
-            lines.append(("return ", Call(tree_map, ["lambda x: x[None]", call])))
+            lines.append(("return ", NewCall(tree_map, ["lambda x: x[None]", call])))
         elif any(results):
             names = self._result_names(mapped)
             stacked = [name for name, is_stacked in zip(names, results, strict=True) if is_stacked]
@@ -152,7 +152,7 @@ class FunctionWriter:
         if not mapped.keyword_only:
             return fun
         call = self._call_of(mapped, fun)
-        return Call(f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments)
+        return NewCall(f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments)
 
     def _lambda_body(self, mapped: Pmapped) -> str:
         """Return `f(x)` of `pmap(lambda x: f(x))`, if the calls give `x` by position; else ""."""
@@ -161,7 +161,7 @@ class FunctionWriter:
         text = self._module.text(fun.body) if names == [*mapped.parameters] else ""
         return "" if "\n" in text else text
 
-    def _call_of(self, mapped: Pmapped, fun: str) -> Call:
+    def _call_of(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`."""
         arguments = [
             f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
@@ -169,7 +169,7 @@ class FunctionWriter:
         if self._needs_name(mapped):
             name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
             self._writer.insert_above(mapped.site.node, [f"{name} = {fun}", ""])
-            return Call(name, arguments)
+            return NewCall(name, arguments)
         match mapped.site.fun:
             case ast.Call(func=func, args=[inner, *bound], keywords=[*keywords]) if all(
                 keyword.arg for keyword in keywords
@@ -177,8 +177,8 @@ class FunctionWriter:
                 if self._module.qualified_name(func) == "functools.partial":
                     text = self._module.text
                     arguments = [*map(text, bound), *arguments, *map(text, keywords)]
-                    return Call(_callee(text(inner)), arguments)
-        return Call(_callee(fun), arguments)
+                    return NewCall(_callee(text(inner)), arguments)
+        return NewCall(_callee(fun), arguments)
 
     def _needs_name(self, mapped: Pmapped) -> bool:
         """Return whether the mapped function's code means something else inside a new function.
@@ -215,10 +215,10 @@ class FunctionWriter:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
         partial, jit = (writer.import_name(x, at) for x in ("functools.partial", "jax.jit"))
-        text = writer.render(Call(partial, [jit, *options]) if options else jit, at)
+        text = writer.render(NewCall(partial, [jit, *options]) if options else jit, at)
         if mapped not in self._plan.jits:
             shard_map = self._shard_map_call(mapped, "")
-            inner = Call(partial, [shard_map.name, *shard_map.arguments])
+            inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
             text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
         writer.replace(at, text)
 
@@ -260,7 +260,7 @@ class FunctionWriter:
 
 def _keyword(name: str, specs: Sequence[str]) -> Expression:
     """Return `name=spec` if all specs are equal, else `name=(spec, spec, ...)`."""
-    return f"{name}={specs[0]}" if len(set(specs)) == 1 else Call(f"{name}=", specs)
+    return f"{name}={specs[0]}" if len(set(specs)) == 1 else NewCall(f"{name}=", specs)
 
 
 def _callee(fun: str) -> str:

@@ -10,7 +10,7 @@ from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.plan import MigrationPlan
-from jax_dist.migrate.shard_map.text import HOLE, Call, Expression
+from jax_dist.migrate.shard_map.text import HOLE, Expression, NewCall
 from jax_dist.migrate.shard_map.variables import Definition, Use, Variable
 
 # Code that is not followed may change the copies of a value, one for each device. These functions
@@ -50,15 +50,15 @@ class Placements:
         self.touched: set[ast.AST] = set()
         self._replaced: set[ast.AST] = set()
 
-    def _put_replicated(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
+    def _put_replicated(self, at: ast.expr, mapped: Pmapped, operand: str) -> NewCall:
         """Return `jax.device_put(operand, NamedSharding(mesh, P()))`."""
         sharding = self._plan.replicated(at, mapped)
-        return Call(self._writer.import_name("jax.device_put", at), [operand, sharding])
+        return NewCall(self._writer.import_name("jax.device_put", at), [operand, sharding])
 
-    def _put_sharded(self, at: ast.expr, mapped: Pmapped, operand: str) -> Call:
+    def _put_sharded(self, at: ast.expr, mapped: Pmapped, operand: str) -> NewCall:
         """Return `jax.make_array_from_process_local_data(sharded, operand)`."""
         name = self._writer.import_name("jax.make_array_from_process_local_data", at)
-        return Call(name, [self._plan.sharded(at, mapped), operand])
+        return NewCall(name, [self._plan.sharded(at, mapped), operand])
 
     # --- calls
 
@@ -80,7 +80,7 @@ class Placements:
         if arguments == [*map(self._module.text, nodes)] and not call.keywords:
             return
         function = self._module.text(call.func)
-        text = self._writer.render(Call(function, arguments), call)
+        text = self._writer.render(NewCall(function, arguments), call)
         (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
         self._writer.edits.append(Edit(start, end, text[len(function) :]))
 
@@ -101,7 +101,7 @@ class Placements:
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
 
-    def _make_placement(self, mapped: Pmapped, position: int, argument: ast.expr) -> Call | None:
+    def _make_placement(self, mapped: Pmapped, position: int, argument: ast.expr) -> NewCall | None:
         """Return the call that places an argument on the mesh; None if it needs none here.
 
         The argument is `x`, or a call such as `shard(x)` or `replicate(x)`, a `change`, which gave
@@ -199,7 +199,7 @@ class Placements:
                 self._replaced.add(node)
                 self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped)
-                self._writer.wrap(node, Call("unstacked", [HOLE, sharding]))
+                self._writer.wrap(node, NewCall("unstacked", [HOLE, sharding]))
             case Layout.SHARDED, "shard":
                 self._edit_sharded(mapped, node, definition.operand)
             case Layout.STACKED, _ if is_read(node):

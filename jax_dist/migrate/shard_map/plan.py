@@ -14,7 +14,7 @@ from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.global_steps import AxisUses
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
-from jax_dist.migrate.shard_map.text import Mesh, Writer
+from jax_dist.migrate.shard_map.text import NewMesh, Writer
 from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
@@ -117,7 +117,7 @@ class MigrationPlan:
             return self.module.text(value)
         return mapped.option_texts.get("axis_name")
 
-    def mesh(self, at: ast.AST, mapped: Pmapped) -> Mesh:
+    def mesh(self, at: ast.AST, mapped: Pmapped) -> NewMesh:
         """Return the mesh of a mapped function, which the new text defines, for use at a node."""
         block = self.module.tree if self._is_at_top else _outermost_block(self.module, at)
         return self.writer.mesh(at, self.axis(mapped), self._devices(mapped, at), block)

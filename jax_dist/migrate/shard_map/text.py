@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from jax_dist.lint.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
 
-Expression: TypeAlias = "str | Call"
+Expression: TypeAlias = "str | NewCall"
 
 _WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
@@ -21,7 +21,7 @@ _HANG = "    "  # indents the arguments of a call on lines of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class NewCall:
     """A call to be written; a tuple if its name is "", or ends with "=", as in `in_specs=`."""
 
     name: str
@@ -45,7 +45,7 @@ def _break(expression: Expression, indent: str, used: int, width: int) -> str:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Mesh:
+class NewMesh:
     """A mesh that the new text defines: `mesh = Mesh(devices, (axis,))`."""
 
     variable: str
@@ -69,7 +69,7 @@ class Writer:
         self._width = _WIDTHS.get(len(self.unit), 88)
         self._inserted: dict[int, list[str]] = {}  # texts by offset
         self._indents: list[Edit] = []  # changes of indentation; another edit at the place wins
-        self._meshes: dict[tuple[ast.AST, str, str], Mesh] = {}
+        self._meshes: dict[tuple[ast.AST, str, str], NewMesh] = {}
         self._bound = {name for scope in module.scopes.all for name in scope.bindings}
         self._bound_in: dict[ast.AST, set[str]] = {}  # by function
 
@@ -88,7 +88,7 @@ class Writer:
             before, after = "(", ")"
         self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
-    def wrap(self, node: Any, call: Call, inner: Any = None) -> None:
+    def wrap(self, node: Any, call: NewCall, inner: Any = None) -> None:
         """Edit the code of a node to `call`, with the code of `inner` in place of its HOLE.
 
         `replicate(x)` becomes `device_put(x, s)` by the call `device_put(HOLE, s)`, if `inner` is
@@ -199,7 +199,7 @@ class Writer:
     def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
         """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
         indent = self.indent(at)
-        head = Call(f"def {name}", parameters)
+        head = NewCall(f"def {name}", parameters)
         rows = [f"{_break(head, '', len(indent) + 1, self._width)}:"]
         for start, rest in body:
             row = f"{self.unit}{start}"
@@ -255,18 +255,18 @@ class Writer:
 
     # --- meshes
 
-    def mesh(self, at: ast.AST, axis: str, devices: str, block: ast.AST) -> Mesh:
+    def mesh(self, at: ast.AST, axis: str, devices: str, block: ast.AST) -> NewMesh:
         """Return the mesh of an axis and devices, for use at a node; `block` defines it once."""
         key = (block, axis, devices)
         if key not in self._meshes:
             short = axis.strip("\"'")
             is_first = all(mesh.block is not block for mesh in self._meshes.values())
             wanted = "mesh" if is_first or not short.isidentifier() else f"{short}_mesh"
-            self._meshes[key] = Mesh(self.free_name(wanted, block), axis, devices, block)
+            self._meshes[key] = NewMesh(self.free_name(wanted, block), axis, devices, block)
         self._meshes[key].uses.append(at)
         return self._meshes[key]
 
-    def sharding(self, mesh: Mesh, axis: str) -> str:
+    def sharding(self, mesh: NewMesh, axis: str) -> str:
         """Return the variable for `NamedSharding(mesh, P(axis))`, to be defined below the mesh."""
         if axis not in mesh.shardings:
             wanted = "sharded" if axis else "replicated"
@@ -282,7 +282,7 @@ class Writer:
             start = self._start(statement)
             line = self.module.source.line_text(start)
             indent = indentation(line)
-            call = Call(self.import_name(_MESH, first), [mesh.devices, f"({mesh.axis},)"])
+            call = NewCall(self.import_name(_MESH, first), [mesh.devices, f"({mesh.axis},)"])
             rows = [self.assignment(mesh.variable, call, len(indent), indent)]
             for axis, variable in sorted(mesh.shardings.items()):
                 named = self.import_name("jax.sharding.NamedSharding", first)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.recording import replays
-from jax_dist.migrate.verify.recording.records import Call, Leaf
+from jax_dist.migrate.verify.recording.records import RecordedCall, RecordedLeaf
 from jax_dist.migrate.verify.runs import Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -164,7 +164,7 @@ class _ProcessComparison:
         self._tolerances: dict[Key, Sequence[float]] = {}
         self._drift = 0.0  # the most that a result was rounded so far
 
-    def judge(self, number: int, old: Call, new: Call | None) -> None:
+    def judge(self, number: int, old: RecordedCall, new: RecordedCall | None) -> None:
         """Count the `number`-th call in the verdict on its place; `new` is None if it was not made.
 
         The line of a call is where `@partial(` stands, that of a place where `jax.pmap` does, which
@@ -192,7 +192,7 @@ class _ProcessComparison:
         elif not any(verdict.difference for verdict in self._verdicts):
             verdict.difference = f"call {number + 1}, {text}"
 
-    def _difference(self, place: Key, old: Call, new: Call | None) -> str:
+    def _difference(self, place: Key, old: RecordedCall, new: RecordedCall | None) -> str:
         """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
         if new is None:
             return "it was not called after"
@@ -215,7 +215,7 @@ class _ProcessComparison:
         return ""
 
     def _leaf_differences(
-        self, old: Sequence[Leaf], new: Sequence[Leaf]
+        self, old: Sequence[RecordedLeaf], new: Sequence[RecordedLeaf]
     ) -> Iterator[tuple[int, str, float | None]]:
         """Yield the index of each leaf that differs, how, and its deviation; None: not by rounding.
 
@@ -242,7 +242,7 @@ class _ProcessComparison:
         return tolerance
 
 
-def _leaf_difference(old: Leaf, new: Leaf) -> str:
+def _leaf_difference(old: RecordedLeaf, new: RecordedLeaf) -> str:
     """Return how an argument or result differs in the new run; "" if it does not.
 
     The new program may hold it without the device axis of pmap: state that was stacked as
@@ -266,7 +266,7 @@ def _leaf_difference(old: Leaf, new: Leaf) -> str:
     return f"{old.shape} before, {new.shape} after"
 
 
-def _amount(old: Leaf, new: Leaf) -> tuple[str, float]:
+def _amount(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, float]:
     """Return by how much two arrays differ: `(" by up to 14, 8 times what it was", 0.7)`.
 
     The factor is the median ratio of elements. The number is relative to the largest element of the

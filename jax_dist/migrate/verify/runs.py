@@ -18,7 +18,7 @@ from typing import Any
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
-from jax_dist.migrate.verify.recording.records import Call, read_calls
+from jax_dist.migrate.verify.recording.records import RecordedCall, read_calls
 
 _RECORDING = Path(__file__).parent / "recording"
 _MAPPED = Path(__file__).parents[1] / "_mapped.py"
@@ -44,7 +44,7 @@ class Run:
     output: str
     errors: str
     seconds: float
-    calls: Sequence[Sequence[Call]]  # of each process, in order
+    calls: Sequence[Sequence[RecordedCall]]  # of each process, in order
     ran: frozenset[tuple[str, int]] = frozenset()  # path and line of each marker that was reached
 
 

@@ -23,7 +23,7 @@ Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 def verify(
     command: Sequence[str],
     files: Sequence[FileMigration],
-    again: Again,
+    again: Again | None = None,
     *,
     devices: int = 8,
     timeout: float | None = None,
@@ -36,7 +36,7 @@ def verify(
     Args:
       command: the program, as it is run in the current folder.
       files: the migration.
-      again: migrates the files again, with other forms of places.
+      again: migrates the files again, with other forms of places; None: nothing goes back.
       devices: the number of CPU devices to simulate.
       timeout: seconds for each run.
       progress: is called with what runs, and since when.
@@ -81,8 +81,7 @@ def verify(
             return dataclasses.replace(result, review=lines)
 
         first = compare_with(files, "running the new program")
-        back = _places_to_go_back(first, forms)
-        if not back:
+        if again is None or not (back := _places_to_go_back(first, forms)):
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
         second = compare_with(files, "running it again, without what differs")

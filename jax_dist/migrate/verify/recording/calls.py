@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import replays
-from .records import Call, RecordWriter, read_calls
+from .records import RecordedCall, RecordWriter, read_calls
 
 VENDORED = "_mapped"  # the name of the vendored module
 
@@ -35,7 +35,7 @@ class Recorder:
     ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
         self._replayed = replayed
-        self._old: Sequence[Call] = []  # the calls of the old program's process like this
+        self._old: Sequence[RecordedCall] = []  # the calls of the old program's process like this
         self._calls_at: collections.Counter[tuple[str, int]] = collections.Counter()
         self._writer: RecordWriter | None = None
         self._process = 0  # the process that made the writer: a forked one makes its own
@@ -116,7 +116,7 @@ class Recorder:
         return result
 
     def _replay(self, number: int, recorded: "_Recorded", arguments: Any) -> dict[str, Any]:
-        """Replay a step on the old program's call of this number, as `Call.replay` describes it."""
+        """Replay a step on the old program's call of this number; see `RecordedCall.replay`."""
         old = self._old[number] if number < len(self._old) else None
         step, options = recorded.__dict__["step"]
         try:

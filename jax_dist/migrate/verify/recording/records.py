@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 20  # of an array that is kept whole, or of one of its equal 
 _CORNER = 16  # elements along each dimension
 
 
-class Leaf(NamedTuple):
+class RecordedLeaf(NamedTuple):
     """One leaf of a call's arguments or results."""
 
     path: str  # as `jax.tree_util.keystr` writes it: "[0]['w']"
@@ -37,14 +37,14 @@ class Leaf(NamedTuple):
         return self.dtype == "uint32" and len(self.shape) == 2 and self.shape[1] in (2, 4)
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One recorded call of a mapped function."""
 
     path: str  # within the tree
     line: int  # where the function was mapped
     name: str  # of the function
-    given: Sequence[Leaf]  # the arguments
-    returned: Sequence[Leaf]
+    given: Sequence[RecordedLeaf]  # the arguments
+    returned: Sequence[RecordedLeaf]
     raised: str  # "ValueError: ..."; "" if it returned
     # {"text": how a replay differs, "reason": why}; or {"text": "", "epsilon": ..., "tolerances":
     # ...} with what `replays.replay` returns.
@@ -71,7 +71,7 @@ class RecordWriter:
     def describe(
         self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the fields of a `Leaf` for each leaf of a tree, and write its array.
+        """Return the fields of a `RecordedLeaf` for each leaf of a tree, and write its array.
 
         Arrays of all sizes are written whole if `keep_all`.
         """
@@ -100,7 +100,7 @@ class RecordWriter:
         return leaves
 
     def _write_array(self, array: Any, *, keep_all: bool) -> dict[str, Any]:
-        """Write an array, or a corner of it, and return fields of its `Leaf`."""
+        """Write an array, or a corner of it, and return fields of its `RecordedLeaf`."""
         import jax
         import numpy as np
 
@@ -130,16 +130,17 @@ def _digests(arrays: Sequence[Any]) -> list[str]:
     return [first if np.array_equal(view, views[0]) else digest(view) for view in views]
 
 
-def read_calls(folder: Path) -> list[Call]:
+def read_calls(folder: Path) -> list[RecordedCall]:
     """Return the calls that the process of a folder recorded, in order."""
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     load = functools.partial(_load, folder / "arrays")
-    make_leaf = lambda fields: Leaf(**fields, load=functools.partial(load, fields))
+    make_leaf = lambda fields: RecordedLeaf(**fields, load=functools.partial(load, fields))
     for line in (folder / "calls.jsonl").read_text().splitlines():
         event = json.loads(line)
         given, returned = ([*map(make_leaf, event.get(side, ()))] for side in ("given", "returned"))
         place = event["path"], event["line"], event["name"]
-        calls.append(Call(*place, given, returned, event.get("raised", ""), event.get("replay")))
+        outcome = event.get("raised", ""), event.get("replay")
+        calls.append(RecordedCall(*place, given, returned, *outcome))
     return calls
 
 

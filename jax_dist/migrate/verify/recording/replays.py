@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from .records import Call, Leaf, to_numpy
+from .records import RecordedCall, RecordedLeaf, to_numpy
 
 CALLS = 3  # how many calls of each place are replayed
 
@@ -30,7 +30,7 @@ def replay(
     step: Callable[..., Any],
     options: Mapping[str, Any],
     arguments: tuple[Any, Any],
-    old: Call | None,
+    old: RecordedCall | None,
 ) -> tuple[float, list[float]]:
     """Raise Difference if a step differs from what pmap gave for the same arguments.
 
@@ -90,7 +90,7 @@ def _rounding_bounds(
     return bounds
 
 
-def _reshape_recorded(old: Leaf, leaf: Any) -> Any:
+def _reshape_recorded(old: RecordedLeaf, leaf: Any) -> Any:
     """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference."""
     import jax
 
@@ -190,7 +190,7 @@ def largest_difference(x: Any, y: Any) -> float:
 
 
 def _compare_with_pmap(
-    old_results: Sequence[Leaf],
+    old_results: Sequence[RecordedLeaf],
     inputs: Sequence[Any],
     results: Sequence[Any],
     bounds: Sequence[float],
