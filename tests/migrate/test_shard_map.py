@@ -292,6 +292,14 @@ def test_other_code_gets_the_copies_of_a_state(name: str):
     assert f"    {after}\n" in golden.migrate(_HEAD + text, "shard_map").after.decode()
 
 
+def test_a_result_is_stacked_if_one_of_its_calls_needs_all_copies():
+    text = "def main(x):\n    f = jax.pmap(abs)\n    first = jax_utils.unreplicate(f(x))\n"
+    after = golden.migrate(f"{_HEAD}{text}    return first, f(x)\n", "shard_map").after.decode()
+
+    assert 'out_specs=P("devices"),' in after
+    assert "first = jax_utils.unreplicate(f(" in after
+
+
 def test_comments_of_the_old_call_stay():
     text = textwrap.dedent(
         """\

@@ -114,29 +114,31 @@ class Layouts:
         return layouts.pop() if len(layouts) == 1 else Layout.STACKED
 
     def _result_layout(self, mapped: Pmapped, index: int) -> Layout:
-        """Return REPLICATED if only one copy is read of what each call's result is assigned to.
+        """Return REPLICATED if only one copy is read of what each call returns; else STACKED.
 
-        Else STACKED. `loss` of `state, loss = step(state)` is the result at index 1.
+        `loss` of `state, loss = step(state)` is the result at index 1.
         """
         axes = mapped.out_axes
-        if axes is None or (isinstance(axes, tuple) and axes[index] is None):
+        is_shared = axes is None or (isinstance(axes, tuple) and axes[index] is None)
+        if is_shared or all(self._reads_one_copy(mapped, call, index) for call in mapped.calls):
             return Layout.REPLICATED
-        for call in mapped.calls:
-            targets, parent = [*self._variables.targets(call)], self._module.parent(call)
-            if not targets and not isinstance(parent, ast.Expr):
-                change = self._variables.changes.find_unreplicate(parent)
-                is_unreplicate = change is not None and change.operand is call
-                is_replicated = is_unreplicate and mapped.tuple_length is None
-                return Layout.REPLICATED if is_replicated else Layout.STACKED
-            for target, target_index in targets:
-                if target_index not in (None, index):
-                    continue
+        return Layout.STACKED
+
+    def _reads_one_copy(self, mapped: Pmapped, call: ast.Call, index: int) -> bool:
+        """Return whether only one copy is read of what a call returns, at an index of its tuple."""
+        targets, parent = [*self._variables.targets(call)], self._module.parent(call)
+        if not targets:  # `unreplicate(f(x))`, or nothing reads it
+            change = self._variables.changes.find_unreplicate(parent)
+            is_unreplicate = change is not None and change.operand is call
+            return isinstance(parent, ast.Expr) or (is_unreplicate and mapped.tuple_length is None)
+        for target, target_index in targets:
+            if target_index in (None, index):
                 variable = self._variables.find(target)
                 if variable is None or self.of_variable[variable] is not Layout.REPLICATED:
-                    return Layout.STACKED
+                    return False
                 if target_index is None and _has_index(variable):
-                    return Layout.STACKED  # `x[0]` may be the first result of a tuple
-        return Layout.REPLICATED
+                    return False  # `x[0]` may be the first result of a tuple
+        return True
 
     def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Make the variables in a call's arguments STACKED if the function takes another layout."""
