@@ -162,8 +162,7 @@ class _File:
         if self._to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:
-            names = renames.Renames(module, self._to, self._home)
-            places = names.places(self._options.jax)
+            places = renames.Renames(module, self._to, self._home).places(self._options.jax)
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]
         stay = {line for line, (form, _) in self._back.items() if form is None}

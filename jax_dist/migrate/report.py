@@ -21,6 +21,7 @@ from jax_dist.migrate.places import FileMigration, Place, Target
 from jax_dist.migrate.verify.comparison import Verification
 
 _SCHEMA = 5
+_COUNTED = ("files", "changed", "done", "left", "problems")
 
 
 @dataclasses.dataclass
@@ -51,10 +52,7 @@ class MigrationReport:
         return {
             "schema": _SCHEMA,
             "to": self.to,
-            "summary": {
-                name: len(getattr(self, name))
-                for name in ("files", "changed", "done", "left", "problems")
-            },
+            "summary": {name: len(getattr(self, name)) for name in _COUNTED},
             "files": [
                 {"path": file.path, "changed": file.changed, "problem": file.problem}
                 for file in self.files

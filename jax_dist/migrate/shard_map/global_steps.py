@@ -52,11 +52,15 @@ def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str)
             case ast.keyword(arg="axis_name", value=value) if _name_text(module, value) == axis:
                 uses.keywords.append(node)
                 dropped.add(value)
-            case ast.Call(args=[key, index]) if _folds_in_index(module, node, axis):
+            case ast.Call(args=[key, ast.Call(args=[name]) as index]) if (
+                module.qualified_name(node.func) == "jax.random.fold_in"
+                and module.qualified_name(index.func) == "jax.lax.axis_index"
+                and _name_text(module, name) == axis
+            ):
                 uses.operands[node] = key
-                dropped.update(ast.walk(index))
-            case ast.Call() if _is_collective(module, node, axis):
-                uses.operands[node], axis_node = _reduction_arguments(module, node)
+                dropped.update([index, name])
+            case ast.Call() if arguments := _reduction_arguments(module, node, axis):
+                uses.operands[node], axis_node = arguments
                 dropped.update([axis_node, *node.keywords])
     if any(_name_text(module, node) == axis for node in nodes if node not in dropped):
         raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
@@ -66,25 +70,15 @@ def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str)
     return uses
 
 
-def _folds_in_index(module: Module, call: ast.Call, axis: str) -> bool:
-    """Return whether a call is `fold_in(key, axis_index(axis))`, a key for each device."""
-    match call:
-        case ast.Call(func=fold_in, args=[_, ast.Call(func=axis_index, args=[name])]):
-            names = module.qualified_name(fold_in), module.qualified_name(axis_index)
-            is_axis = _name_text(module, name) == axis
-            return is_axis and names == ("jax.random.fold_in", "jax.lax.axis_index")
-    return False
+def _reduction_arguments(module: Module, call: ast.Call, axis: str) -> list[ast.expr]:
+    """Return `[x, axis]` of `pmean(x, axis)` or psum; [] of what is no collective over the axis.
 
-
-def _is_collective(module: Module, call: ast.Call, axis: str) -> bool:
-    """Return whether a call is a collective of jax.lax over the axis, such as `pmean(x, axis)`."""
-    is_of_lax = (module.qualified_name(call.func) or "").startswith("jax.lax.")
-    return is_of_lax and axis in (_name_text(module, argument) for argument in arguments_of(call))
-
-
-def _reduction_arguments(module: Module, call: ast.Call) -> list[ast.expr]:
-    """Return `[x, axis]` of `pmean(x, axis)` or psum. Raises CannotMigrate at other collectives."""
+    Raises CannotMigrate at other collectives.
+    """
     name, arguments = module.qualified_name(call.func) or "", arguments_of(call)
+    takes_axis = axis in (_name_text(module, argument) for argument in arguments)
+    if not takes_axis or not name.startswith("jax.lax."):
+        return []
     if name not in _REDUCTIONS or len(arguments) != 2:
         last = name.rpartition(".")[2]
         raise CannotMigrate(_REASONS.get(last, f"the step uses {last} over its axis"))

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
@@ -14,6 +14,8 @@ from jax_dist.migrate.shard_map import flow
 _OPTIONS = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
 )
+# The names of parameters, and of those that are passed by name and not in their order.
+_Parameters: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 _COMPUTED = object()  # the value of an expression that is no literal
 
 
@@ -62,11 +64,6 @@ class Pmapped:
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
         rest = self.parameters[len(call.args) :]
         return [*call.args, *(by_name[name] for name in rest)]
-
-
-class _Parameters(NamedTuple):
-    names: tuple[str, ...]
-    keyword_only: tuple[str, ...]  # those that are passed by name, and not in their order
 
 
 def read_mapped_function(module: Module, site: Site) -> Pmapped:
@@ -252,7 +249,7 @@ def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
     count = len(call.args)
     names = [*names, *(f"x{position}" for position in range(len(names), count))]  # of `*args`
     is_in_order = keywords == tuple(names[count : count + len(keywords)])
-    return _Parameters((*names[:count], *keywords), () if is_in_order else keywords)
+    return (*names[:count], *keywords), () if is_in_order else keywords
 
 
 def _literal(node: ast.expr | None, default: Any) -> Any:

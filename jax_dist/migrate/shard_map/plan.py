@@ -74,14 +74,11 @@ class MigrationPlan:
         """
         keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}
         nodes_of = functools.partial(global_steps.nodes_of, self.module)
+        dropped_by = lambda x: (*self.jits[x].operands, *self.jits[x].keywords, *keys[x])
         while True:  # each function that is given up keeps its own parts
             others = [mapped for mapped in self.mapped_functions if mapped not in self.jits]
             kept = {part for mapped in others for part in (*keys[mapped], *nodes_of(mapped))}
-            shared = [
-                mapped
-                for mapped, uses in self.jits.items()
-                if not kept.isdisjoint([*uses.operands, *uses.keywords, *keys[mapped]])
-            ]
+            shared = [mapped for mapped in self.jits if not kept.isdisjoint(dropped_by(mapped))]
             if not shared:
                 return
             remark = "not jit alone: another mapped function shares its reductions or keys"
