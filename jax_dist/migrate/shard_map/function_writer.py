@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_dist.lint.model import functions, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
-from jax_dist.migrate.shard_map.mappings import Pmapped
+from jax_dist.migrate.shard_map.mappings import Pmapped, partial_of
 from jax_dist.migrate.shard_map.plan import MigrationPlan
 from jax_dist.migrate.shard_map.text import Expression, NewCall
 
@@ -99,14 +99,12 @@ class FunctionWriter:
 
     def _body(self, mapped: Pmapped, fun: str) -> Expression:
         """Return the function for shard_map: `fun`, or a new one around it that this defines."""
-        is_stacked = any(self._plan.stacked_results(mapped))
-        if is_stacked or self._plan.stacked_parameters(mapped):
+        static, stacked_parameters = mapped.static_argnums, self._plan.stacked_parameters(mapped)
+        is_stacked = bool(stacked_parameters) or any(self._plan.stacked_results(mapped))
+        if is_stacked:
             fun = self._define_on_device(mapped, fun)
-        elif not mapped.static_argnums:
-            return self._pass_by_position(mapped, fun)
-        static = mapped.static_argnums
         if not static:
-            return fun
+            return fun if is_stacked else self._pass_by_position(mapped, fun)
         if static == (*range(len(static)),):
             partial = self._writer.import_name("functools.partial", mapped.site.node)
             return NewCall(partial, [fun, *mapped.parameters[: len(static)]])
@@ -170,14 +168,12 @@ class FunctionWriter:
             name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
             self._writer.insert_above(mapped.site.node, [f"{name} = {fun}", ""])
             return NewCall(name, arguments)
-        match mapped.site.fun:
-            case ast.Call(func=func, args=[inner, *bound], keywords=[*keywords]) if all(
-                keyword.arg for keyword in keywords
-            ):
-                if self._module.qualified_name(func) == "functools.partial":
-                    text = self._module.text
-                    arguments = [*map(text, bound), *arguments, *map(text, keywords)]
-                    return NewCall(_callee(text(inner)), arguments)
+        node, text = mapped.site.fun, self._module.text
+        partial = partial_of(self._module, node) if isinstance(node, ast.Call) else None
+        if partial is not None and all(keyword.arg for keyword in partial.keywords):
+            inner, *bound = map(text, partial.args)
+            arguments = [*bound, *arguments, *map(text, partial.keywords)]
+            return NewCall(_callee(inner), arguments)
         return NewCall(_callee(fun), arguments)
 
     def _needs_name(self, mapped: Pmapped) -> bool:

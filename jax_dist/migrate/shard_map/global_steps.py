@@ -57,7 +57,7 @@ def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str)
                 and module.qualified_name(index.func) == "jax.lax.axis_index"
                 and _name_text(module, name) == axis
             ):
-                uses.operands[node] = key
+                uses.operands[node] = key  # one key for all devices
                 dropped.update([index, name])
             case ast.Call() if arguments := _reduction_arguments(module, node, axis):
                 uses.operands[node], axis_node = arguments

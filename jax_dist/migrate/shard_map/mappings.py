@@ -216,7 +216,7 @@ def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
         fun, bound = site.fun, 0  # how many parameters the partials around the function fill
-        while (partial := _partial(module, fun)) is not None:
+        while (partial := partial_of(module, fun)) is not None:
             fun, bound = partial.args[0], bound + len(partial.args) - 1
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
         is_bound_method = is_method and isinstance(fun, ast.Attribute)
@@ -228,7 +228,7 @@ def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]
     return passed.pop()
 
 
-def _partial(module: Module, fun: Any) -> ast.Call | None:
+def partial_of(module: Module, fun: Any) -> ast.Call | None:
     """Return the call of `functools.partial` that a function or its name is; else None."""
     value = module.value(fun) if isinstance(fun, ast.Name) else fun
     if not isinstance(value, ast.Call) or not value.args:

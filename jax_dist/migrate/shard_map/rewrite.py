@@ -60,8 +60,7 @@ def rewrite(
         form = "jit" if mapped in plan.jits else "shard_map"
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
         fields = {"reason": reason, "form": form, "is_mapped": True}
-        place = Place.make(module, reference, _codes.PMAP_CALL, **fields)
-        places.append(PlannedPlace(place))
+        places.append(PlannedPlace(Place.make(module, reference, _codes.PMAP_CALL, **fields)))
     if not writer.edits:
         return RewrittenFile(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))

@@ -57,10 +57,8 @@ def install(
 
 def _put_back(module: ModuleType, entries: Mapping[str, str]) -> None:
     for name, new in entries.items():
-        if _get(module, name) is _MISSING:
-            value = _resolve(new)
-            if value is not _MISSING:
-                setattr(module, name, value)
+        if _get(module, name) is _MISSING and (value := _resolve(new)) is not _MISSING:
+            setattr(module, name, value)
 
 
 def _get(module: ModuleType, name: str) -> Any:

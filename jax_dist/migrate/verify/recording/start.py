@@ -1,6 +1,7 @@
 """Hooks that change modules as the recorded program imports them."""
 
 import builtins
+import collections
 import functools
 import importlib.abc
 import importlib.util
@@ -33,11 +34,8 @@ def start(
       ran: the file that gets the lines of markers that the program reaches; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
     """
-    hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
-
-    def at_import(name: str, hook: Callable[[ModuleType], None]) -> None:
-        hooks.setdefault(name, []).append(hook)
-
+    hooks: dict[str, list[Callable[[ModuleType], None]]] = collections.defaultdict(list)
+    at_import = lambda name, hook: hooks[name].append(hook)
     old_names.install(at_import, old, mapped)
     if library:
         at_import("jax", lambda jax: _use_library(jax, library, explain))
