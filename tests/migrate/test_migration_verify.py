@@ -141,6 +141,20 @@ def test_rounded_arguments_make_more_rounded_results():
     assert comparison.compare([], plain, unchained, [place], may_round=True).has_differences
 
 
+def test_a_class_that_changes_once_does_not_allow_what_comes_later():
+    def run(classes: list[float], argument: list[float]) -> Run:
+        result = _leaf(classes)._replace(dtype="int32")
+        first = RecordedCall("a.py", 3, "step", (), (result,), "")
+        second = RecordedCall("a.py", 3, "step", (_leaf(argument),), (), "")
+        return Run(0, "", "", 1.0, [[first, second]])
+
+    before = run([1, 2], [1.0, 2.0])
+    after = _replayed(run([1, 3], [5.0, 2.0]), float("inf"))
+    result = comparison.compare([], before, after, [("a.py", 3)], may_round=True)
+
+    assert "call 2, argument" in str(result)
+
+
 _OUTPUTS = {
     "times and addresses": ("step 1 took 0.31 s\n<f at 0x7f>\n", "step 1 took 0.5 s\n<f at 0x8>\n"),
     "positions in the file": ("/a/b.py:9:4 (main)\n", "/a/b.py:21:10 (main)\n"),
