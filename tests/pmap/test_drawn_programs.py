@@ -243,7 +243,7 @@ def _differences(seed: int) -> list[str]:
         )
         return [] if same else [f"{label}: {result}, with jax.pmap {expected}"]
     if theirs is None and name == "nested":  # traced as a vmap first, where JAX may fail, too
-        theirs = _attempt(lambda: jax.vmap(body, axis_name="i")(_X))[1]
+        theirs = _attempt(lambda: jax.jit(jax.vmap(body, axis_name="i"))(_X))[1]
     elif theirs is None and name == "vmap":
         theirs = _attempt(lambda: jax.vmap(jax.pmap(body, "i"))(_TWO))[1]
     if theirs is None and "groups of unlike sizes" in str(error):  # in what nobody reads
