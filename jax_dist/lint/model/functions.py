@@ -47,13 +47,13 @@ Path: TypeAlias = tuple[int | str, ...]
 
 
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
-    """Return the def or lambda `f` inside `vmap(partial(f, ...))`, or a name for that.
+    """Return the def or lambda `f` of `vmap(partial(f, ...))`, or of a name for such a call.
 
-    None if the file does not show it, or a call around it is not in `TRANSPARENT`.
+    None if the file does not show it, or a call around it is not one of the `TRANSPARENT`.
     """
-    for _ in range(8):
+    for _ in range(8):  # calls around it
         value = module.value(fun) if isinstance(fun, ast.Name) else None
-        if isinstance(value, ast.Call):
+        if isinstance(value, ast.Call):  # `g = partial(f, ...)`
             fun = value
         if not (isinstance(fun, ast.Call) and fun.args):
             break
@@ -68,7 +68,10 @@ TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkp
 
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
-    """Return the item of a tuple, list or dict literal at the first step of a path; else None."""
+    """Return the item of a literal at the first step of a path: of `(a, b)` at (1,), it is `b`.
+
+    None if the path is empty, or the node is no tuple, list or dict with such an item.
+    """
     if not path:
         return None
     step = path[0]
@@ -83,9 +86,9 @@ def part_of(node: ast.AST, path: Path) -> ast.expr | None:
 
 
 def unpack_target(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
-    """Return `(value, (1,))` for the target `b` of `a, b = value`; None behind a starred one.
+    """Return `(value, (1, 0))` for the target `b` of `a, (b, c) = value`.
 
-    None also for a target that no assignment binds, such as that of a loop.
+    None behind a starred target, `*a, b`, and for one that no assignment binds: that of a loop.
     """
     path: list[int] = []
     node: ast.AST = target

@@ -45,10 +45,10 @@ class Site:
         Of pmap's positional arguments only the second is known by name: `axis_name`. The others
         are called "argument 3" and so on.
         """
-        names = ["axis_name", *(f"argument {place + 3}" for place in range(len(self.args)))]
-        arguments = dict(zip(names, self.args, strict=False))
+        names = ["axis_name", *(f"argument {3 + index}" for index in range(len(self.args)))]
+        positional = dict(zip(names, self.args, strict=False))
         named = {word.arg: word.value for word in self.keywords if word.arg is not None}
-        return arguments | named
+        return positional | named
 
     @property
     def unknown(self) -> str:
@@ -71,22 +71,20 @@ def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
 
 
 def site(module: Module, reference: ast.expr) -> Site:
-    """Return the site of `reference`, which names a transformation: how it is used there.
+    """Return how a transformation is used at `reference`, the name or attribute that means it.
 
-    The arguments of all partials are collected on the way out to the call: of
-    `partial(pmap, axis_name="i")(f)` the site is the whole expression.
+    Of the `pmap` in `partial(pmap, axis_name="i")(f)`, that is a "call" of `f` with this keyword,
+    whose node is the whole expression.
     """
-    meaning = module.meaning(reference)
-    node = reference
+    meaning = module.meaning(reference)  # an alias of a partial has arguments already
     args = [*meaning.args] if meaning else []
     keywords = [*meaning.keywords] if meaning else []
     # Outwards through `partial(pmap, ...)`, `partial(partial(pmap, ...), ...)`.
-    while isinstance(around := module.parent(node), ast.Call) and around.args[:1] == [node]:
-        if module.meaning(around) is None:  # not a partial
-            break
-        node = around
+    node, around = reference, module.parent(reference)
+    while isinstance(around, ast.Call) and around.args[:1] == [node] and module.meaning(around):
         args += around.args[1:]
         keywords += around.keywords
+        node, around = around, module.parent(around)
     call = module.call_of(node)
     if call is None:
         form = _form_without_call(around, node, is_partial=node is not reference)
@@ -94,16 +92,16 @@ def site(module: Module, reference: ast.expr) -> Site:
         return Site(form, reference, node, fun, args, keywords)
     args += call.args
     keywords += call.keywords
-    outside, outer = module.parent(call), module.call_of(call)
-    if not args and decorates(outside, call):
-        return Site("called decorator", reference, call, outside, args, keywords)
-    if not args and outer is not None:  # `jit(inline=True)(f)`: its second call passes f
-        call, args, keywords = outer, [*outer.args], [*keywords, *outer.keywords]
+    if not args and decorates(module.parent(call), call):  # `@pmap(axis_name="i")`
+        return Site("called decorator", reference, call, module.parent(call), args, keywords)
+    second_call = module.call_of(call)
+    if not args and second_call is not None:  # `jit(inline=True)(f)`, which passes f
+        call, args, keywords = second_call, second_call.args, keywords + second_call.keywords
     return Site("call", reference, call, args[0] if args else None, args[1:], keywords)
 
 
 def _form_without_call(around: ast.AST, node: ast.expr, *, is_partial: bool) -> _Form:
-    """Return the form of a transformation `node` that is not called; `around` is its parent."""
+    """Return how `pmap`, or a partial of it, is used without a call; `around` is its parent."""
     if decorates(around, node):
         return "partial decorator" if is_partial else "decorator"
     if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
@@ -136,12 +134,12 @@ def held_by(module: Module, site: Site) -> list[ast.expr]:
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
-    """Yield the reads of the name or `self.name` that a value is assigned to, which may see it."""
+    """Yield the reads of `x` that may see the value of `x = value`; also of `self.x = value`."""
     assignment = module.parent(value)
     if not isinstance(assignment, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return
-    is_plain = isinstance(assignment, ast.Assign)
-    for target in assignment.targets if is_plain else [assignment.target]:
+    has_targets = isinstance(assignment, ast.Assign)  # several in `x = y = value`
+    for target in assignment.targets if has_targets else [assignment.target]:
         if isinstance(target, ast.Name):
             yield from module.reads_of(value, target.id)
         elif isinstance(target, ast.Attribute):
@@ -150,15 +148,15 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
                 yield from module.self_attributes(owner, target.attr, ast.Load)
 
 
-_ALIASES = 8  # the longest chain `g = f; h = g` that is followed
-
-
 def definition(module: Module, fun: Any) -> scopes.Function | None:
-    """Return the def or lambda that an expression is or names; None unless it is just one."""
-    for _ in range(_ALIASES):
+    """Return the def or lambda that an expression is or names, as `f`, an alias or `self.f`.
+
+    None if it may be another one as well: if the name has two bindings, or `self.f` is assigned.
+    """
+    for _ in range(8):  # aliases, such as the two of `g = f; h = g`
         if isinstance(fun, scopes.Function):
             return fun
-        if isinstance(fun, ast.Attribute):  # `self.method`
+        if isinstance(fun, ast.Attribute):
             owner = module.class_of_self(fun)
             if owner is None or module.attribute_values(fun):
                 return None
@@ -173,7 +171,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def remove_jit(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """Return the edits that remove the call or decorator `jit` around `inner`.
+    """Return the edits that make `jit(inner)` only `inner`, or remove the decorator `jit` above it.
 
     They are () if options or comments would be lost with it.
     """
@@ -184,6 +182,7 @@ def remove_jit(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ..
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
             return ()
         return (Edit(start, inner_start, ""), Edit(inner_end, end, ""))
+    # A decorator goes with its line, if nothing else is on that.
     text_before, text_after = module.margins(jit)
     is_alone = text_before.strip() == "@" and not text_after.strip()
     is_bare = module.qualified_name(jit) == "jax.jit"

@@ -5,7 +5,6 @@ Only files below the given paths are read. Meanings are cached; syntax trees onl
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ class Project:
     def __init__(self, paths: Sequence[str] = ()):
         self._tops = tuple({os.path.join(_top_of(os.path.abspath(path)), "") for path in paths})
         self._meanings: dict[tuple[str, str], Meaning | None] = {}
-        self._home = functools.cache(_home)
+        self._import_root = functools.cache(_import_root)
         self._is_package = functools.cache(_is_package)
         self._defined = functools.lru_cache(64)(_defined_names)
         self.file: Callable[[str, str], str | None] = functools.cache(self._file)
@@ -58,47 +57,56 @@ class Project:
     def meaning(self, name: str, folder: str) -> Meaning | None:
         """Return what `pkg.module.name` means to a file in `folder`; None if no file shows it."""
         parts = name.split(".")
-        for length in range(len(parts) - 1, 0, -1):
+        for length in range(len(parts) - 1, 0, -1):  # the longest part that is a module
             path = self.file(".".join(parts[:length]), folder)
             if path is not None:
                 return self._meaning_in(path, ".".join(parts[length:]))
         return None
 
     def _meaning_in(self, path: str, name: str) -> Meaning | None:
-        """Return what a name in a file, as "pmap" or "compat.pmap", means; None if not shown."""
+        """Return what "pmap" or "compat.pmap" means at module level of the file `path`.
+
+        With `from jax import pmap` there, "pmap" means "jax.pmap". None if the file does not show
+        it, or defines the name itself.
+        """
         key = (path, name)
-        if key not in self._meanings:
-            self._meanings[key] = None  # ends a circle of imports
-            base, _, attribute = name.rpartition(".")
-            home = self._meaning_in(path, base) if base else None
-            if not base and name.encode() not in self._defined(path):  # else it need not be parsed
-                module = self.opened(path)
-                if module is not None:
-                    self._meanings[key] = module.meaning_of_name(module.scopes.module, name)
-            elif home is not None and not home.is_partial:
-                full_name = f"{home.name}.{attribute}"
-                meaning = self.meaning(full_name, os.path.dirname(path))
-                self._meanings[key] = meaning or Meaning(full_name)
-        return self._meanings[key]
+        if key in self._meanings:
+            return self._meanings[key]
+        self._meanings[key] = None  # ends a circle of imports
+        base, _, attribute = name.rpartition(".")
+        meaning = None
+        if base:
+            meaning_of_base = self._meaning_in(path, base)
+            if meaning_of_base is not None and not meaning_of_base.is_partial:
+                full_name = f"{meaning_of_base.name}.{attribute}"
+                meaning = self.meaning(full_name, os.path.dirname(path)) or Meaning(full_name)
+        elif name.encode() not in self._defined(path):  # else the file need not be parsed
+            module = self.opened(path)
+            meaning = module and module.meaning_of_name(module.scopes.module, name)
+        self._meanings[key] = meaning
+        return meaning
 
     def _file(self, name: str, folder: str) -> str | None:
-        """Return the file of a module, as a file in `folder` would import it."""
+        """Return the file "pkg/utils.py" of the module "pkg.utils" that files in `folder` import.
+
+        None if it is not in the project.
+        """
         parts = name.split(".")
-        home = None if parts[0] in KNOWN else self._home(parts[0], folder)
-        if home is None:
+        import_root = None if parts[0] in KNOWN else self._import_root(parts[0], folder)
+        if import_root is None:
             return None
-        base = os.path.join(home, *parts)
+        base = os.path.join(import_root, *parts)
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if path.startswith(self._tops) and os.path.isfile(path):
                 return path
         return None
 
 
-def _home(root: str, folder: str) -> str | None:
-    """Return the nearest folder at or above `folder`, or its `src`, with a module `root`."""
-    near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+def _import_root(package: str, folder: str) -> str | None:
+    """Return the nearest folder at or above `folder`, or its `src`, with a module `package`."""
+    near = sources.folders_above(folder)[:_DEEPEST]
     places = (place for above in near for place in (above, os.path.join(above, "src")))
-    return next((place for place in places if sources.holds_module(place, root)), None)
+    return next((place for place in places if sources.holds_module(place, package)), None)
 
 
 def _is_package(folder: str) -> bool:

@@ -23,14 +23,14 @@ _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
 _Block: TypeAlias = tuple[ast.AST, str]  # a list of statements: a node and its field, "orelse"
 
 
-class _Search(NamedTuple):  # what it comes to in one block
+class _AtPoint(NamedTuple):  # what may hold at one point of a block, of what the block binds
     bindings: _Bindings
-    is_complete: bool  # nothing above the block can hold: one surely ran, or they are too many
+    hides_earlier: bool  # nothing above the block can hold: one surely ran, or there are too many
 
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # A read inside of one of these may see any binding in it, later ones too; not so in an `if`.
-_UNSURE = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
+_LOOP_TRY_OR_MATCH = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
 
 class Reaching:
@@ -56,123 +56,142 @@ class Reaching:
 
 
 class _NameFlow:
-    """One name of one scope: for each read the bindings that reach it, and the other way round."""
+    """One name of one scope: for each read the bindings that reach it, and the other way round.
+
+    A "binder" is a statement that binds the name itself, `x = 1`, or contains one that does.
+    """
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
         self._tree = tree
         self._scope = scope
         bindings = scope.bindings[name]
         parameters = dict.fromkeys(item for item in bindings if item.kind == "parameter")
-        inner = (item for item in bindings if item.kind not in ("outer", "parameter"))
-        self._ordered = sorted(inner, key=lambda binding: place(binding.node))
+        # Made by functions that declare the name global or nonlocal, and may run at any time.
+        from_functions = dict.fromkeys(item for item in bindings if item.kind == "outer")
+        local = [item for item in bindings if item.kind not in ("outer", "parameter")]
+        self._ordered = sorted(local, key=lambda binding: place(binding.node))
         self._places = [place(binding.node) for binding in self._ordered]  # (line, column)
-        self._last_bound: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
-        self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, by block
-        self._after_binders: dict[_Block, list[_Search]] = {}  # see `_after`
+        self._last_binding: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
+        self._binders: dict[_Block, list[Any]] = {}
+        self._after_binders: dict[_Block, list[_AtPoint]] = {}  # at [n]: after the first n binders
         self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
-        has_statements = isinstance(scope.node, _WITH_BODIES)
-        if has_statements:
+        has_blocks = isinstance(scope.node, _WITH_BODIES)  # a lambda has none
+        if has_blocks:
             self._collect_binders()
-        outer = dict.fromkeys(item for item in bindings if item.kind == "outer")
         for load in tree.loads.get((scope, name), ()):
-            reaching = self._reaching(load) if has_statements else {}
+            reaching = self._bindings_at(load) if has_blocks else {}
             # A read that no binding reaches may still run after one, in a way that is not seen.
-            reaching = (reaching or self._between(0, len(self._places))) | outer
+            reaching = (reaching or self._between(0, len(self._places))) | from_functions
             self.reads[load] = list(reaching) if len(reaching) <= LIMIT else None
             for binding in self.reads[load] or ():
                 self.seen_by.setdefault(binding, []).append(load)
 
     def _collect_binders(self) -> None:
-        """List for each block the statements that bind the name, or hold one that does."""
-        tree = self._tree
+        """List the binders of each block, by line: for `if c: x = 1`, the `if` and the `x = 1`."""
         seen: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:
-            node: Any = tree.statement(binding.node)
-            self._last_bound[node] = binding
-            while node not in seen:
-                seen.add(node)
-                self._binders.setdefault(self._block_of(node), []).append(node)
-                node = self._statement_around(node)
+            statement: Any = self._tree.statement(binding.node)
+            self._last_binding[statement] = binding
+            while statement not in seen:  # outwards, up to one that is listed with all around it
+                seen.add(statement)
+                self._binders.setdefault(self._block_of(statement), []).append(statement)
+                statement = self._statement_around(statement)
 
-    def _reaching(self, load: ast.Name) -> _Bindings:
-        """Return the bindings that reach a read; if there are more than LIMIT, only some."""
+    def _bindings_at(self, load: ast.Name) -> _Bindings:
+        """Return the bindings that reach a read; if there are more than LIMIT, only some.
+
+        A read in an inner function sees what holds where that function is made, and all that is
+        bound below, for the function may be called at any time after.
+        """
         reader = self._tree.scope(load).around_comprehensions
         if reader is self._scope:
             statement = self._tree.statement(load)
             # The test of a `while` also runs after its body.
-            later = self._within(statement) if isinstance(statement, ast.While) else {}
-            return self._before(statement) | later
-        # A function runs at any time once it is made, so later bindings count too.
+            from_body = self._within(statement) if isinstance(statement, ast.While) else {}
+            return self._before(statement) | from_body
         while reader.parent and reader.parent.around_comprehensions is not self._scope:
             reader = reader.parent.around_comprehensions
-        made = self._tree.statement(reader.node)
-        start = bisect.bisect_left(self._places, place(made))
-        return self._before(made) | self._between(start, len(self._places))
+        function = self._tree.statement(reader.node)  # right in the scope of the name
+        first_later = bisect.bisect_left(self._places, place(function))
+        return self._before(function) | self._between(first_later, len(self._places))
 
-    def _before(self, node: Any) -> _Bindings:
-        """Return the bindings that may hold where a statement begins, from the caches."""
-        unknown = []  # the statements around, from the inside out, up to the first that is known
-        while node is not self._scope.node and node not in self._known_before:
-            unknown.append(node)
-            node = self._statement_around(node)
-        for statement in reversed(unknown):
-            self._known_before[statement] = self._before_in(statement)
-        return self._known_before[unknown[0] if unknown else node]
+    def _before(self, statement: Any) -> _Bindings:
+        """Return the bindings that may hold where a statement begins, and cache them.
 
-    def _statement_around(self, node: Any) -> Any:
+        Those of the statements around it are computed first, from the outside in.
+        """
+        unknown = []  # the statement and those around it, innermost first
+        while statement not in self._known_before:  # the scope's own node is known
+            unknown.append(statement)
+            statement = self._statement_around(statement)
+        for inner in reversed(unknown):
+            self._known_before[inner] = self._before_in_block(inner)
+        return self._known_before[unknown[0] if unknown else statement]
+
+    def _statement_around(self, statement: Any) -> Any:
         """Return the statement whose block holds a statement, or the node of the scope."""
-        around = self._tree.parents[node]  # perhaps a handler or case
+        around = self._tree.parents[statement]  # perhaps a handler or case
         return around if around is self._scope.node else self._tree.statement(around)
 
-    def _before_in(self, node: Any) -> _Bindings:
-        """Return the bindings before a statement, from the cached ones of the one around."""
-        block, around = self._block_of(node), self._statement_around(node)
-        count = bisect.bisect_left(self._binders.get(block, []), place(node), key=place)
-        reaching, is_complete = self._after(block, count)
-        if is_complete:
-            return reaching
-        # What the statement around binds itself, such as the target of its `for` or `with`.
-        is_target = isinstance(around, ast.For | ast.AsyncFor) and block[1] == "body"
-        if around in self._last_bound and (is_target or not isinstance(around, _UNSURE)):
-            return reaching | {self._last_bound[around]: None}
-        if isinstance(around, _UNSURE):
-            reaching = reaching | self._within(around)
-        return reaching | self._known_before[around]
+    def _before_in_block(self, statement: Any) -> _Bindings:
+        """Return the bindings before a statement; those before the one around it are cached.
+
+        In the body of `for x in xs`, a read sees the target of the `for` alone; in the body of
+        `while c`, all that the body binds, in an earlier iteration, and all from above the `while`.
+        """
+        block, around = self._block_of(statement), self._statement_around(statement)
+        binders = self._binders.get(block, [])
+        count_above = bisect.bisect_left(binders, place(statement), key=place)
+        bindings, hides_earlier = self._after(block, count_above)
+        if hides_earlier:
+            return bindings
+        # Perhaps the statement around binds the name itself before its block runs: `with f as x`.
+        in_any_order = isinstance(around, _LOOP_TRY_OR_MATCH)
+        is_for_body = isinstance(around, ast.For | ast.AsyncFor) and block[1] == "body"
+        if around in self._last_binding and (is_for_body or not in_any_order):
+            return bindings | {self._last_binding[around]: None}
+        if in_any_order:
+            bindings = bindings | self._within(around)
+        return bindings | self._known_before[around]
 
     def _block_of(self, statement: Any) -> _Block:
         return self._tree.parents[statement], self._tree.fields[statement]
 
-    def _after(self, block: _Block, count: int) -> _Search:
-        """Return the bindings that may hold after the first `count` binders of a block."""
-        known = self._after_binders.setdefault(block, [_Search({}, is_complete=False)])
+    def _after(self, block: _Block, count: int) -> _AtPoint:
+        """Return what may hold after the first `count` binders of a block; each count is cached."""
+        states = self._after_binders.setdefault(block, [_AtPoint({}, hides_earlier=False)])
         binders = self._binders.get(block, [])
-        while len(known) <= count:
-            known.append(self._after_next(binders[len(known) - 1], known[-1]))
-        return known[count]
+        while len(states) <= count:
+            next_binder = binders[len(states) - 1]
+            states.append(self._after_binder(next_binder, before=states[-1]))
+        return states[count]
 
-    def _after_next(self, statement: Any, before: _Search) -> _Search:
-        """Return what may hold after one more binder; `before` is what may hold before it."""
-        if isinstance(statement, (ast.If, *_UNSURE)):
+    def _after_binder(self, statement: Any, before: _AtPoint) -> _AtPoint:
+        """Return what may hold after a statement that binds the name, or contains one that does.
+
+        `before` is what may hold before it. After `x = 1` it is only that binding; after
+        `if c: x = 1`, that one and those of `before`, for the `if` may not run.
+        """
+        if isinstance(statement, (ast.If, *_LOOP_TRY_OR_MATCH)):
             bindings = self._within(statement) | before.bindings
-            first = dict.fromkeys(itertools.islice(bindings, LIMIT + 1))
-            return _Search(first, before.is_complete or len(bindings) > LIMIT)
-        bindings: _Bindings = {}
-        if isinstance(statement, ast.With | ast.AsyncWith):
+            kept = dict.fromkeys(itertools.islice(bindings, LIMIT + 1))  # enough to give up
+            return _AtPoint(kept, before.hides_earlier or len(bindings) > LIMIT)
+        from_body: _Bindings = {}
+        if isinstance(statement, ast.With | ast.AsyncWith):  # its body surely runs
             body = statement, "body"
-            inside = self._after(body, len(self._binders.get(body, [])))
-            if inside.is_complete:
-                return inside
-            bindings = inside.bindings
-        if statement in self._last_bound:
-            return _Search(bindings | {self._last_bound[statement]: None}, is_complete=True)
-        return _Search(bindings | before.bindings, before.is_complete)
+            from_body, hides_earlier = self._after(body, len(self._binders.get(body, [])))
+            if hides_earlier:
+                return _AtPoint(from_body, hides_earlier=True)
+        if statement in self._last_binding:
+            return _AtPoint(from_body | {self._last_binding[statement]: None}, hides_earlier=True)
+        return _AtPoint(from_body | before.bindings, before.hides_earlier)
 
-    def _within(self, node: Any) -> _Bindings:
-        """Return all bindings inside a statement."""
-        start = bisect.bisect_left(self._places, place(node))
-        end = bisect.bisect_left(self._places, (node.end_lineno, node.end_col_offset))
+    def _within(self, statement: Any) -> _Bindings:
+        """Return all bindings inside a statement; at most LIMIT + 1 of them."""
+        start = bisect.bisect_left(self._places, place(statement))
+        end = bisect.bisect_left(self._places, (statement.end_lineno, statement.end_col_offset))
         return self._between(start, end)
 
     def _between(self, start: int, end: int) -> _Bindings:

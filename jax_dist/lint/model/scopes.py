@@ -82,42 +82,49 @@ class Scopes:
             yield node
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """Return the innermost statement that holds the node."""
-        path: list[ast.AST] = []
+        """Return the innermost statement that holds the node, perhaps the node itself."""
+        climbed: list[ast.AST] = []
         while not isinstance(node, ast.stmt):
-            path.append(node)
+            climbed.append(node)
             node = self._statements.get(node) or self.parents[node]
-        self._statements.update(dict.fromkeys(path, node))  # climb deep expressions once
+        self._statements.update(dict.fromkeys(climbed, node))  # climb deep expressions once
         return node
 
     def scope(self, node: ast.AST) -> NameScope:
-        """Return the scope in which the node's names are looked up."""
+        """Return the scope in which a node's names are looked up; of a def, the one around it."""
         scope = self.scope_of.get(node)
         if scope is not None:
             return scope
-        path: list[ast.AST] = []
-        while scope is None:
-            path.append(node)
+        climbed: list[ast.AST] = []
+        while scope is None:  # up to a node that makes a scope, or whose scope is known
+            climbed.append(node)
             node = self.parents[node]
             scope = self.of.get(node) or self.scope_of.get(node)
-        self.scope_of.update(dict.fromkeys(path, scope))  # climb deep expressions once
+        self.scope_of.update(dict.fromkeys(climbed, scope))  # climb deep expressions once
         return scope
 
     @functools.cached_property
     def fields(self) -> dict[ast.AST, str]:
-        """For each statement in a block, and a lambda's body, the field: "body", "orelse", ..."""
+        """The field of its parent that holds a statement, or a lambda's body: "body", "orelse".
+
+        Of `if c: x = 1`, the field of the assignment is "body".
+        """
         fields: dict[ast.AST, str] = {}
         for node in self.nodes:
-            if isinstance(node, _WITH_BLOCKS):
+            if isinstance(node, _NODES_WITH_BODY):
                 for field in ("body", "orelse", "finalbody"):
                     block = getattr(node, field, None)
-                    parts = block if isinstance(block, list) else filter(None, [block])
-                    fields.update(dict.fromkeys(parts, field))
+                    # The body of a lambda, and both branches of `a if c else b`, are no list.
+                    children = block if isinstance(block, list) else filter(None, [block])
+                    fields.update(dict.fromkeys(children, field))
         return fields
 
     @functools.cached_property
     def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
-        """The scope and the binding of each assignment and def, by its value (or def) and name."""
+        """The scope and the binding of each assignment and def.
+
+        The key of `x = f(y)` is the node of `f(y)` and "x", that of `def g` its node and "g".
+        """
         return {
             (binding.value or binding.node, name): (scope, binding)
             for scope in self.all
@@ -128,56 +135,64 @@ class Scopes:
 
     @functools.cached_property
     def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """Every load of a name, in order, by the scope that binds the name and the name."""
-        by_home: dict[tuple[NameScope, str], list[ast.Name]] = {}
+        """Every load of a name, by line, under the key (scope that binds the name, name).
+
+        `NameScope.loads` has them by the scope that they stand in, which may be an inner one.
+        """
+        by_binder: dict[tuple[NameScope, str], list[ast.Name]] = {}
         for scope in self.all:
             for name, loads in scope.loads.items():
-                home = scope.lookup(name)
-                if home is not None:
-                    by_home.setdefault((home[0], name), []).extend(loads)
-        for loads in by_home.values():
+                scope_and_bindings = scope.lookup(name)
+                if scope_and_bindings is not None:
+                    by_binder.setdefault((scope_and_bindings[0], name), []).extend(loads)
+        for loads in by_binder.values():
             loads.sort(key=place)
-        return by_home
+        return by_binder
 
 
-_KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type)]
-_WITH_BLOCKS = tuple(kind for kind in _KINDS if "body" in getattr(kind, "_fields", ()))
-_MAKE_SCOPES = frozenset((ast.ClassDef, *get_args(Function), *get_args(Comprehension)))
-# Fields of nodes that the pass skips: they hold no names. Below, the fields of what makes a scope
-# that are computed outside of it (see `_parts_outside`).
-_OTHER_FIELDS = """
+_NODE_CLASSES = [kind for kind in vars(ast).values() if isinstance(kind, type)]
+_NODES_WITH_BODY = tuple(kind for kind in _NODE_CLASSES if "body" in getattr(kind, "_fields", ()))
+_SCOPE_NODES = frozenset((ast.ClassDef, *get_args(Function), *get_args(Comprehension)))
+# Fields that the pass does not descend into: those without names, and on the last line those of
+# a def or class that are computed outside of its scope (see `_parts_outside`).
+_NAMES_OF_FIELDS = """
 arg asname attr conversion ctx id is_async kind kwd_attrs level module name op ops rest simple
 type_comment type_ignores
 bases decorator_list defaults kw_defaults returns
 """
-_SKIPPED = frozenset(_OTHER_FIELDS.split())
-_FIELDS = {
-    kind: tuple(field for field in kind._fields if field not in _SKIPPED)
-    for kind in _KINDS
+_SKIPPED_FIELDS = frozenset(_NAMES_OF_FIELDS.split())
+_VISITED_FIELDS = {
+    kind: tuple(field for field in kind._fields if field not in _SKIPPED_FIELDS)
+    for kind in _NODE_CLASSES
     if issubclass(kind, ast.AST)
 }
-_FIELDS |= dict.fromkeys((ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg), ())
-_FIELDS[ast.ClassDef] = tuple(field for field in _FIELDS[ast.ClassDef] if field != "keywords")
-_FIELDS[ast.comprehension] = ("target", "ifs")
-_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # `_BINDERS` bind their targets
+_WITHOUT_NAMES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg)
+_VISITED_FIELDS |= dict.fromkeys(_WITHOUT_NAMES, ())
+_VISITED_FIELDS[ast.ClassDef] = tuple(
+    field for field in _VISITED_FIELDS[ast.ClassDef] if field != "keywords"
+)
+_VISITED_FIELDS[ast.comprehension] = ("target", "ifs")
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 
 
 def build(tree: ast.Module) -> Scopes:
-    """Return the scopes of a file, in one pass over its nodes."""
+    """Return the scopes of a file, in one pass over its nodes: those of one scope at a time."""
     module = NameScope(tree, None)
-    scopes = Scopes(module, [module], {tree: module}, [], {}, {tree: module})
+    scopes = Scopes(
+        module, all=[module], of={tree: module}, nodes=[], parents={}, scope_of={tree: module}
+    )
     walk = _Walk(scopes)
-    walk.see([tree])
+    walk.visit([tree])
     while walk.waiting:
         walk.scope, nodes = walk.waiting.pop()
-        walk.see(nodes)
-    # A `global` or `nonlocal` name is bound in another scope, too.
+        walk.visit(nodes)
+    # What a function binds to a `global` or `nonlocal` name is a binding of another scope, too.
     for scope in scopes.all:
         for name, is_global in scope.outer.items():
             around = scope.parent.lookup(name) if scope.parent and not is_global else None
-            home = around[0] if around else module
+            declared_in = around[0] if around else module
             for binding in scope.bindings.get(name, ()):
-                home.bind(name, Binding("outer", binding.node))
+                declared_in.bind(name, Binding("outer", binding.node))
     return scopes
 
 
@@ -189,40 +204,45 @@ class _Walk:
         self.scope: NameScope = scopes.module
         self.waiting: list[tuple[NameScope, list[Any]]] = []
 
-    def see(self, nodes: list[Any]) -> None:
-        """Record what `nodes`, a stack that this empties, and all below them bind and read."""
-        pop, push, seen = nodes.pop, nodes.append, self.scopes.nodes.append
+    def visit(self, nodes: list[Any]) -> None:
+        """Record the names that `nodes` of one scope, and all below them, bind and read.
+
+        `nodes` is a stack, which ends empty. The insides of a def, class, lambda or comprehension
+        are put into `waiting`, for a later call.
+        """
+        # Local variables, for this is the hot loop.
+        pop, push, add_node = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
-        fields_of, binders, name, load = _FIELDS, _BINDERS, ast.Name, ast.Load
+        visited_fields, binders, name, load = _VISITED_FIELDS, _BINDERS, ast.Name, ast.Load
         while nodes:
             node = pop()
             kind = node.__class__
             if kind is name:
                 if node.ctx.__class__ is load:
                     loads.setdefault(node.id, []).append(node)
-                elif not isinstance(parents[node], _BIND_NAMES):
+                elif not isinstance(parents[node], _ASSIGNMENTS):  # which `binders` handle
                     self.scope.bind(node.id, Binding("other", node))
                 continue
-            seen(node)
+            add_node(node)
             if kind in binders:
                 binders[kind](self, node)
-            # The nodes in a new scope wait for a later call.
-            below = self._enter(node, nodes).append if kind in _MAKE_SCOPES else push
-            for field in fields_of[kind]:
+            push_child = self._enter(node, nodes).append if kind in _SCOPE_NODES else push
+            for field in visited_fields[kind]:
                 child = getattr(node, field)
                 if child.__class__ is list:
-                    for part in child:
-                        if part is not None:
-                            parents[part] = node
-                            below(part)
+                    for item in child:
+                        if item is not None:
+                            parents[item] = node
+                            push_child(item)
                 elif child is not None:
                     parents[child] = node
-                    below(child)
+                    push_child(child)
 
     def _enter(self, node: Any, nodes: list[Any]) -> list[Any]:
-        """Begin the scope that a node makes, and return the stack for the nodes inside it.
+        """Begin the scope of a def, class or the like, and return a new stack for its insides.
 
-        Its decorators and the like, which are evaluated in the scope around, go to `nodes`.
+        Its decorators and defaults, which are evaluated in the scope around, go to the stack
+        `nodes` of that scope.
         """
         scope = NameScope(node, self.scope)
         self.scopes.all.append(scope)
@@ -231,7 +251,7 @@ class _Walk:
             self.scopes.parents[part] = parent
             self.scopes.scope_of[part] = self.scope
             nodes.append(part)
-        # Of `for x in xs for y in ys`, only the first iterable is computed outside.
+        # Of `[... for x in xs for y in ys]`, `ys` is inside: only `xs` is computed outside.
         other_loops = getattr(node, "generators", ())[1:]
         self.scopes.parents.update((generator.iter, generator) for generator in other_loops)
         inside = [generator.iter for generator in other_loops]
@@ -240,8 +260,9 @@ class _Walk:
 
 
 def _parts_outside(node: Any) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield `(part, parent)` for the parts of a def, class, lambda or comprehension that are
-    computed in the scope around it: decorators, bases, defaults, annotations, the first iterable.
+    """Yield `(part, parent)` for what a def, class or comprehension computes in the scope around.
+
+    These are decorators, bases, defaults and annotations; of `[x for x in xs]`, the `xs`.
     """
     if isinstance(node, Comprehension):
         yield node.generators[0].iter, node.generators[0]
@@ -259,38 +280,41 @@ def _parts_outside(node: Any) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 def _bind_named(walk: _Walk, node: Any) -> None:
     """Bind the name of a def, class, parameter, `except E as name`, `case [*name]`, `type name`."""
+    # In which field it is depends on the class of the node; `except E:` and `case [*_]` have none.
     names = (getattr(node, field, None) for field in ("name", "rest", "arg"))
     name = next(filter(None, names), None)
     if name is not None:
-        text = name.id if isinstance(name, ast.Name) else name
-        walk.scope.bind(text, Binding(_NAMED.get(node.__class__, "other"), node))
+        text = name.id if isinstance(name, ast.Name) else name  # a Name in `type name = ...`
+        walk.scope.bind(text, Binding(_KIND_OF_NAMED.get(node.__class__, "other"), node))
 
 
 def _bind_import(walk: _Walk, node: ast.alias) -> None:
-    """Bind the name of `import a.b`, `import a.b as name`, `from .a import name`."""
-    statement, name = walk.scopes.parents[node], node.asname or node.name
-    if isinstance(statement, ast.Import):
-        name = node.asname or node.name.partition(".")[0]
-        target = node.name if node.asname else name
-    else:
+    """Bind a name of an import to its target: of `from .a import b as c`, "c" to ".a.b".
+
+    `import a.b` binds "a" to "a", and `import a.b as c` binds "c" to "a.b".
+    """
+    statement = walk.scopes.parents[node]
+    if node.name == "*":
+        return
+    name = node.asname or node.name
+    if isinstance(statement, ast.ImportFrom):
         base = "." * statement.level + (statement.module or "")
-        if node.name == "*":
-            return
         target = f"{base}{node.name}" if base.endswith(".") else f"{base}.{node.name}"
+    elif node.asname:
+        target = node.name
+    else:
+        name = target = node.name.partition(".")[0]
     walk.scope.bind(name, Binding("import", node, target=target))
 
 
 def _bind_targets(walk: _Walk, node: Any) -> None:
-    """Bind the targets of `a = b.c = value`, `a: T = value`; `a: T` binds nothing."""
+    """Bind the targets of `a = b.c = value`, `a: T = value`, `a := value`; `a: T` binds nothing."""
+    # A walrus in a comprehension binds its name in the function around.
+    is_walrus = isinstance(node, ast.NamedExpr)
+    scope = walk.scope.around_comprehensions if is_walrus else walk.scope
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, ast.Name) and node.value is not None:
-            walk.scope.bind(target.id, Binding("assign", node, node.value))
-
-
-def _bind_walrus(walk: _Walk, node: ast.NamedExpr) -> None:
-    """Bind the target of `name := value`: in a comprehension, for the function around it."""
-    binding = Binding("assign", node, node.value)
-    walk.scope.around_comprehensions.bind(node.target.id, binding)
+            scope.bind(target.id, Binding("assign", node, node.value))
 
 
 def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:
@@ -302,19 +326,19 @@ def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:
 _BINDERS: dict[type, Any] = {
     ast.Assign: _bind_targets,
     ast.AnnAssign: _bind_targets,
-    ast.NamedExpr: _bind_walrus,
+    ast.NamedExpr: _bind_targets,
     ast.alias: _bind_import,
     ast.arg: _bind_named,
     ast.Global: _bind_outside,
     ast.Nonlocal: _bind_outside,
 }
-_NAMED: dict[type, _BindingKind] = {
+_KIND_OF_NAMED: dict[type, _BindingKind] = {
     ast.arg: "parameter",
     ast.FunctionDef: "def",
     ast.AsyncFunctionDef: "def",
     ast.ClassDef: "class",
 }
-for _kind in _KINDS:  # all others with a name: some exist only since Python 3.12
+for _kind in _NODE_CLASSES:  # all others with a name: some exist only since Python 3.12
     if not {"name", "rest"}.isdisjoint(getattr(_kind, "_fields", ())):
         _BINDERS.setdefault(_kind, _bind_named)
 

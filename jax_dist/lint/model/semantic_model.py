@@ -17,6 +17,7 @@ from jax_dist.lint.model.reaching import LIMIT, Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
 
+_LONGEST_CHAIN = 50  # of aliases, `b = a; c = b`
 PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
 
 _Key = TypeVarTuple("_Key")
@@ -155,40 +156,45 @@ class Module:
         scope_and_bindings = scope.lookup(name)
         if scope_and_bindings is None:
             return None
-        home, bindings = scope_and_bindings
-        key = (home, name)
+        binding_scope, bindings = scope_and_bindings
+        key = (binding_scope, name)
         if key not in self._meanings:
-            self._meanings[key] = None  # ends a circle of aliases
+            self._meanings[key] = None  # ends a circle of aliases, `a = b; b = a`
             if self._depth < _LONGEST_CHAIN:
                 self._depth += 1
-                self._meanings[key] = self._common_meaning(home, bindings)
+                self._meanings[key] = self._common_meaning(binding_scope, bindings)
                 self._depth -= 1
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
-        """Return the meaning of a dotted name, followed through the files of the project."""
+        """Return the meaning of a dotted name, followed through the files of the project.
+
+        With `pmap = jax.pmap` in compat.py, that of "compat.pmap" is `Meaning("jax.pmap")`.
+        """
         if name not in self._canonical:
             self._canonical[name] = Meaning(name)  # ends a circle of imports
-            is_known = name.partition(".")[0] in KNOWN
-            elsewhere = None if is_known else self._elsewhere(name)
-            self._canonical[name] = elsewhere or Meaning(name)
+            is_library = name.partition(".")[0] in KNOWN
+            in_project = None if is_library else self._elsewhere(name)
+            self._canonical[name] = in_project or Meaning(name)
         return self._canonical[name]
 
     def _common_meaning(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
-        """Return the meaning of a name that `scope` binds; None if its bindings differ."""
+        """Return the meaning of a name that `scope` binds; None if its bindings differ.
+
+        `jax = None` does not count: it is in the `except ImportError` of an optional import.
+        """
         common: Meaning | None = None
         for binding in bindings:
             meaning = None
-            match binding.value:
-                case ast.Constant(value=None):  # `except ImportError: jax = None`
-                    continue
-                case ast.Name() | ast.Attribute() | ast.Call() if binding.kind == "assign":
-                    meaning = self.meaning(binding.value)
             if binding.kind == "import":
                 meaning = self.canonical(self.absolute(binding.target))
             elif binding.kind in ("def", "class") and scope.node is self.tree and self.name:
                 meaning = Meaning(f"{self.name}.{binding.node.name}")  # type: ignore[attr-defined]
-            if meaning is None or (common is not None and meaning != common):
+            elif binding.kind == "assign" and binding.value is not None:
+                if isinstance(binding.value, ast.Constant) and binding.value.value is None:
+                    continue
+                meaning = self.meaning(binding.value)
+            if meaning is None or common not in (None, meaning):
                 return None
             common = meaning
         return common
@@ -203,7 +209,7 @@ class Module:
             return target
 
     def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
-        """Return what `functools.partial(function, ...)` means; None for any other call."""
+        """Return `Meaning("jax.pmap", (f,))` of `partial(jax.pmap, f)`; None for any other call."""
         if not isinstance(node.func, ast.Name | ast.Attribute) or not node.args:
             return None
         if isinstance(node.args[0], ast.Starred) or self.qualified_name(node.func) not in PARTIAL:
@@ -211,7 +217,8 @@ class Module:
         inner = self.meaning(node.args[0])
         if inner is None:
             return None
-        args, keywords = (*inner.args, *node.args[1:]), (*inner.keywords, *node.keywords)
+        args = (*inner.args, *node.args[1:])
+        keywords = (*inner.keywords, *node.keywords)
         return Meaning(inner.name, args, keywords, is_partial=True)
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
@@ -222,45 +229,46 @@ class Module:
         """
         scope = self.scope(at)
         parts = name.split(".")
-        for length in range(len(parts), 0, -1):
-            whole = Meaning(".".join(parts[:length]))
-            for short in self._imported_as.get(whole.name, ()):
-                if self.meaning_of_name(scope, short) == whole:
-                    return ".".join((short, *parts[length:])), ()
+        for length in range(len(parts), 0, -1):  # "jax.lax.psum", "jax.lax", "jax"
+            prefix = Meaning(".".join(parts[:length]))
+            for alias in self._imported_as.get(prefix.name, ()):
+                if self.meaning_of_name(scope, alias) == prefix:  # no parameter hides it here
+                    return ".".join((alias, *parts[length:])), ()
         root = parts[0]
         if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
             return name, ()
         if scope.lookup(root) is None:
             return name, (f"import {root}",)
-        return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else
+        return f"_{name}", (f"import {root} as _{root}",)  # `jax` means something else here
 
     @functools.cached_property
     def _imported_as(self) -> dict[str, list[str]]:
-        """The names that the module's own level imports, by what they are there."""
-        by_target: dict[str, list[str]] = {}
+        """The names of the imports at module level: `{"jax.numpy": ["jnp"], "jax": ["jax"]}`."""
+        names: dict[str, list[str]] = {}
         for name, bindings in self.scopes.module.bindings.items():
             for target in dict.fromkeys(binding.target for binding in bindings if binding.target):
-                by_target.setdefault(target, []).append(name)
-        return by_target
+                names.setdefault(target, []).append(name)
+        return names
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
         """The names and attributes by meaning, only the longest: `jax.lax.psum`, not its `jax`."""
-        by_name: dict[str, list[ast.expr]] = {}
-        parents, canonical = self.scopes.parents, self.canonical
+        uses: dict[str, list[ast.expr]] = {}
+        parents = self.scopes.parents
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
-                meaning_of_load = self.meaning_of_name(scope, name)
-                if meaning_of_load is None:
+                meaning_of_name = self.meaning_of_name(scope, name)
+                if meaning_of_name is None:
                     continue
                 for load in loads:
                     node: Any = load
-                    meaning = meaning_of_load
+                    meaning = meaning_of_name
+                    # From `jax` outwards to `jax.lax`, `jax.lax.psum`.
                     while not meaning.is_partial and isinstance(parents[node], ast.Attribute):
                         node = parents[node]
-                        meaning = canonical(f"{meaning.name}.{node.attr}")
-                    by_name.setdefault(meaning.name, []).append(node)
-        return by_name
+                        meaning = self.canonical(f"{meaning.name}.{node.attr}")
+                    uses.setdefault(meaning.name, []).append(node)
+        return uses
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Return every name or attribute that means one of `names` or a partial of it, in order."""
@@ -297,12 +305,12 @@ class Module:
     @functools.cached_property
     def _self_attributes(self) -> dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]]:
         """Every `self.x` by its class, "x" and context (Load, Store or Del), in order."""
-        by_name: dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]] = {}
+        attributes: dict[tuple[ast.ClassDef, str, type], list[ast.Attribute]] = {}
         for node in sorted(self.nodes(ast.Attribute), key=scopes.place):
             owner = self.class_of_self(node)
             if owner is not None:
-                by_name.setdefault((owner, node.attr, node.ctx.__class__), []).append(node)
-        return by_name
+                attributes.setdefault((owner, node.attr, node.ctx.__class__), []).append(node)
+        return attributes
 
     def self_attributes(
         self, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
@@ -312,22 +320,18 @@ class Module:
         return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
     def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
-        """Return all values that the class assigns to `self.x`; none if there are too many."""
+        """Return each `value` of `self.x = value` in the class; [] if they are more than LIMIT."""
         owner = self.class_of_self(node)
         stores = [] if owner is None else self.self_attributes(owner, node.attr, ast.Store)
-        assignments = (self.parent(store) for store in stores)
-        values = (
-            assignment.value
-            for assignment in assignments
-            if isinstance(assignment, ast.Assign | ast.AnnAssign)
-        )
-        return [value for value in values if value is not None]
+        assignments = [self.parent(store) for store in stores]
+        plain = [node for node in assignments if isinstance(node, ast.Assign | ast.AnnAssign)]
+        return [assignment.value for assignment in plain if assignment.value is not None]
 
     def values(self, node: ast.expr) -> list[ast.expr] | None:
         """Return the values that a name or `self.x` may have where it is read.
 
-        For `self.x` they are all that its class assigns. None if not all are known, as for any
-        other expression.
+        For `self.x` they are all that its class assigns. None if not all are known: a parameter or
+        the target of a loop may have others. None also for any other expression.
         """
         if isinstance(node, ast.Attribute):
             return self.attribute_values(node)
@@ -355,9 +359,6 @@ def once(function: Callable[[Module, *_Key], _Result]) -> Callable[[Module, *_Ke
         return results[key]
 
     return cached
-
-
-_LONGEST_CHAIN = 50  # aliases of aliases
 
 
 # Packages whose source is never read: the rules know their names.

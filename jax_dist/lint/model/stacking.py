@@ -12,13 +12,11 @@ from jax_dist.lint.model.semantic_model import Module
 TREE_MAPS = frozenset(
     f"jax.{name}" for name in ("tree.map", "tree_map", "tree_util.tree_map", "tree_multimap")
 )
-REPLICATE = ("flax.jax_utils.replicate",)
-UNREPLICATE = ("flax.jax_utils.unreplicate",)
-PREFETCH = ("flax.jax_utils.prefetch_to_device",)
-SHARD = ("flax.training.common_utils.shard",)
-SHARD_KEY = ("flax.training.common_utils.shard_prng_key",)
-
-_NUMPY = ("jax.numpy", "numpy")
+REPLICATE = "flax.jax_utils.replicate"
+UNREPLICATE = "flax.jax_utils.unreplicate"
+PREFETCH = "flax.jax_utils.prefetch_to_device"
+SHARD = "flax.training.common_utils.shard"
+SHARD_KEY = "flax.training.common_utils.shard_prng_key"
 
 
 class Kind(enum.StrEnum):
@@ -49,77 +47,82 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     if not isinstance(node, ast.Call):
         return None
     name = module.qualified_name(node.func) or ""
-    if name in _DIRECT and node.args:
-        return _Stacking(_DIRECT[name], node.args[0])
+    if name in _KIND_OF_RESULT and node.args:
+        return _Stacking(_KIND_OF_RESULT[name], node.args[0])
     if name in TREE_MAPS:
         return _stacking_of_leaves(module, node)
     change = _stacking_by_count(module, node, name)
     if change is None or change.count is None or not counts_devices(module, change.count):
         return None
-    return None if _shapes_devices(module, change) else change
+    is_mesh = change.kind is Kind.SPLIT and _names_devices(module, change.of)
+    return None if is_mesh else change  # `jax.devices()` reshaped to a mesh is no batch
 
 
-def _shapes_devices(module: Module, change: _Stacking) -> bool:
-    """Return whether a reshape makes a mesh of a list of devices, and splits no batch."""
-    if change.kind is not Kind.SPLIT:
-        return False
-    names = (part for part in ast.walk(change.of) if isinstance(part, ast.Name | ast.Attribute))
+def _names_devices(module: Module, node: ast.expr) -> bool:
+    """Return whether an expression names `jax.devices`, or a variable that lists devices."""
+    names = (part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute))
     return any(
-        module.qualified_name(name) in _LISTS or lists_devices(module, name) for name in names
+        module.qualified_name(name) in _LIST_DEVICES or lists_devices(module, name)
+        for name in names
     )
 
 
-_DIRECT = {
+_KIND_OF_RESULT = {
     "jax.device_put_replicated": Kind.REPLICATED,
     "orbax.checkpoint.utils.fully_replicated_host_local_array_to_global_array": Kind.ONE,
-    **dict.fromkeys(REPLICATE, Kind.REPLICATED),
-    **dict.fromkeys(UNREPLICATE, Kind.ONE),
-    **dict.fromkeys(SHARD, Kind.SPLIT),
-    **dict.fromkeys(SHARD_KEY, Kind.KEYS),
+    REPLICATE: Kind.REPLICATED,
+    UNREPLICATE: Kind.ONE,
+    SHARD: Kind.SPLIT,
+    SHARD_KEY: Kind.KEYS,
 }
 
 
-def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
-    """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
-    match node:
-        case ast.Call(func=mapping, args=[function, tree], keywords=[]):
-            parameter, result = _leaf_function(module, function)
-            match result:
-                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0)):
-                    is_tree_map = module.qualified_name(mapping) in TREE_MAPS
-                    return tree if name == parameter and is_tree_map else None
+def first_of_leaves(module: Module, call: ast.Call) -> ast.expr | None:
+    """Return `tree` of `jax.tree.map(lambda x: x[0], tree)`; None for any other call."""
+    is_tree_map = module.qualified_name(call.func) in TREE_MAPS
+    if not is_tree_map or len(call.args) != 2 or call.keywords:
+        return None
+    function, tree = call.args
+    parameter, result = _leaf_function(module, function)
+    match result:
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0)):
+            return tree if name == parameter else None
     return None
 
 
 def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
-    """Return the parameter's name and the result of `lambda x: result`; else None and None."""
+    """Return `("x", node of x[0])` of `lambda x: x[0]`, or of a def that only returns that.
+
+    `(None, None)` for a function with other required parameters or more statements.
+    """
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    needed = positional[: len(positional) - len(arguments.defaults)]
-    if len(needed) != 1 or arguments.vararg is not None:
+    required = positional[: len(positional) - len(arguments.defaults)]
+    if len(required) != 1 or arguments.vararg is not None:
         return None, None
     match function.body:
         case ast.expr() as result:  # of a lambda
-            return needed[0].arg, result
+            return required[0].arg, result
+        # Of a def, perhaps below a docstring.
         case [ast.Return(value=result)] | [ast.Expr(), ast.Return(value=result)]:
-            return needed[0].arg, result
+            return required[0].arg, result
     return None, None
 
 
 def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
-    """Return how `tree_map(function, tree)` changes the leading dimension of each leaf, or None.
+    """Return how a call `tree_map(function, tree)` changes the leading dimension of each leaf.
 
-    The function is one that does so by itself, as Flax's `replicate`, or one of this file whose
-    result changes its one parameter.
+    The function is a library's, such as Flax's `replicate`, or one of this file that changes its
+    only parameter, `lambda x: x.reshape((n, -1))`. None for any other call.
     """
     if len(call.args) != 2:
         return None
     function, tree = call.args
     if isinstance(function, ast.Name | ast.Attribute):
-        kind = _DIRECT.get(module.qualified_name(function) or "")
+        kind = _KIND_OF_RESULT.get(module.qualified_name(function) or "")
         if kind is not None:
             return _Stacking(kind, tree)
     parameter, result = _leaf_function(module, function)
@@ -135,34 +138,28 @@ def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking |
     `x.reshape((n, -1))` splits a batch over devices only if `n` counts them: that is for the caller
     to check. `name` is the qualified name of the called function, "" if that is unknown.
     """
-    root, _, last = name.rpartition(".")
-    count: ast.expr | None
-    match last if root in _NUMPY else name, call.args:
+    home, _, last = name.rpartition(".")
+    function = last if home in ("jax.numpy", "numpy") else name
+    match function, call.args:
         case "jax.random.split", [key, *_]:
-            count = _argument(call, 1, "num")
-            return _Stacking(Kind.KEYS, key, count)
-        case (("stack" | "array" | "asarray"), [copies, *_]):
+            return _Stacking(Kind.KEYS, key, _argument(call, 1, "num"))
+        case "stack" | "array" | "asarray", [copies, *_]:  # `[x] * n`
             copied = _copied_value(copies)
             return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
         # Both of `broadcast_to(x[None], shape)` and `broadcast_to(x, shape)`, x is copied.
-        case "broadcast_to", [
-            ast.Subscript(value=array, slice=ast.Constant(value=None)) | array,
-            *_,
-        ]:
+        case "broadcast_to", [ast.Subscript(value=x, slice=ast.Constant(value=None)) | x, *_]:
             shape = _argument(call, 1, "shape")
-            return _Stacking(Kind.REPLICATED, array, _first_size(module, shape))
-        case (
-            ("repeat" | "tile"),
-            [ast.Subscript(value=array, slice=ast.Constant(value=None)), count, *_],
-        ):
-            return _Stacking(Kind.REPLICATED, array, _first_size(module, count) or count)
-        case "reshape", [array, shape]:
-            return _Stacking(Kind.SPLIT, array, _first_size(module, shape))
-    match call:  # `x.reshape((n, -1))`, `x.reshape(n, -1)`
-        case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
-            return _Stacking(Kind.SPLIT, array, _first_size(module, shape))
-        case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[count, _, *_]):
-            return _Stacking(Kind.SPLIT, array, count)
+            return _Stacking(Kind.REPLICATED, x, _first_size(module, shape))
+        # `repeat(x[None], n, 0)`, `tile(x[None], (n, 1))`
+        case "repeat" | "tile", [ast.Subscript(value=x, slice=ast.Constant(value=None)), n, *_]:
+            return _Stacking(Kind.REPLICATED, x, _first_size(module, n) or n)
+        case "reshape", [x, shape]:
+            return _Stacking(Kind.SPLIT, x, _first_size(module, shape))
+    match call.func, call.args:
+        case ast.Attribute(value=x, attr="reshape"), [shape]:  # `x.reshape((n, -1))`
+            return _Stacking(Kind.SPLIT, x, _first_size(module, shape))
+        case ast.Attribute(value=x, attr="reshape"), [n, _, *_]:  # `x.reshape(n, -1)`
+            return _Stacking(Kind.SPLIT, x, n)
     return None
 
 
@@ -197,18 +194,18 @@ def _copied_value(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _first_size(module: Module, shape: ast.expr | None) -> ast.expr | None:
-    """Return the first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
+    """Return `n` of a shape `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`; or None."""
     while isinstance(shape, ast.BinOp) and isinstance(shape.op, ast.Add):
         shape = shape.left
         value = module.value(shape) if isinstance(shape, ast.Name) else None
         if isinstance(value, ast.Tuple) and module.holds(value):
-            shape = value
+            shape = value  # of `prefix = (n, 2)`
     return shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
 
 
 _Seen: TypeAlias = frozenset[ast.expr]  # expressions followed so far, to stop at `n = n` in a loop
-_COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
-_LISTS = frozenset(("jax.devices", "jax.local_devices"))
+_COUNT_DEVICES = frozenset(("jax.device_count", "jax.local_device_count"))
+_LIST_DEVICES = frozenset(("jax.devices", "jax.local_devices"))
 # Names of parameters and settings that count devices.
 _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_count|n_?dev")
 
@@ -216,15 +213,16 @@ _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_c
 def counts_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, by_name: bool = True
 ) -> bool:
-    """Return whether an expression is the number of devices.
+    """Return whether an expression, such as `jax.device_count()`, is the number of devices.
 
-    `by_name`: a name such as `num_devices` is enough if its value is not known.
+    A variable is if all its values are; `by_name`: also one whose value is not known, if it has a
+    name such as `num_devices`. `seen` has the expressions that led here.
     """
     if node in seen:
         return False
     seen |= {node}
     if isinstance(node, ast.Call):
-        if module.qualified_name(node.func) in _COUNTS:
+        if module.qualified_name(node.func) in _COUNT_DEVICES:
             return True
         is_len = isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1
         return is_len and lists_devices(module, node.args[0], seen)
@@ -237,11 +235,14 @@ def counts_devices(
 def lists_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, all_of_them: bool = False
 ) -> bool:
-    """Return whether an expression is a list of devices; `all_of_them`: not a slice of it."""
+    """Return whether an expression, such as `jax.devices()`, is a list of devices.
+
+    `all_of_them`: neither a slice of one nor the default in `devices or jax.devices()` counts.
+    """
     if node in seen:
         return False
     if isinstance(node, ast.Call):
-        return module.qualified_name(node.func) in _LISTS
+        return module.qualified_name(node.func) in _LIST_DEVICES
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and not all_of_them:
         return lists_devices(module, node.value, seen)
     if isinstance(node, ast.BoolOp) and not all_of_them:  # `devices or jax.local_devices()`

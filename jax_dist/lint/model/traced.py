@@ -1,7 +1,6 @@
 """The functions of a file that JAX traces, and what traces them."""
 
 import ast
-import itertools
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -50,25 +49,25 @@ SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec"
 SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.PartitionSpec")
 
 
-def follow(module: Module, node: ast.expr | None) -> ast.expr | None:
+def resolve_name(module: Module, node: ast.expr | None) -> ast.expr | None:
     """Return the value of a name, None if it is not known; any other expression as it is."""
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
 def reach(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return a function and those of the file that it names, directly or through others."""
-    functions_seen = {function: None}  # an ordered set
+    reached = {function: None}  # an ordered set
     waiting = [function]
     while waiting:
-        for helper in _helpers(module, waiting.pop()):
-            if helper not in functions_seen:
-                functions_seen[helper] = None
-                waiting.append(helper)
-    return list(functions_seen)
+        for named in _named_functions(module, waiting.pop()):
+            if named not in reached:
+                reached[named] = None
+                waiting.append(named)
+    return list(reached)
 
 
 @once
-def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
+def _named_functions(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return the functions of the file that a function's code names."""
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute))
     return list(filter(None, (pmaps.definition(module, name) for name in names)))
@@ -94,7 +93,7 @@ def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
 
 
 # By transformation: the positions of the functions among its arguments.
-_OUTER: dict[str, tuple[int, ...]] = {
+_FUNCTION_POSITIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("jax.jit", "jax.experimental.pjit.pjit"), (0,)),
     **dict.fromkeys(("jax.grad", "jax.value_and_grad", "jax.lax.scan", "jax.lax.map"), (0,)),
     **{"jax.lax.while_loop": (0, 1), "jax.lax.fori_loop": (2,), "jax.lax.cond": (1, 2)},
@@ -109,8 +108,9 @@ def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
     meaning = module.meaning(call.func)
     if meaning is None:
         return None
+    # Of `p = partial(lax.cond, True)`, the first argument of `p(...)` has position 1.
     for position, argument in enumerate(call.args, start=len(meaning.args)):
-        if argument is function and position in _OUTER.get(meaning.name, ()):
+        if argument is function and position in _FUNCTION_POSITIONS.get(meaning.name, ()):
             return meaning.name, call
     return None
 
@@ -121,17 +121,20 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
         meaning = module.meaning(decorator)
         if meaning is None and isinstance(decorator, ast.Call):
             meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
-        if meaning is not None and meaning.name in _OUTER:
+        if meaning is not None and meaning.name in _FUNCTION_POSITIONS:
             yield meaning.name, decorator
 
 
-def around(module: Module, node: ast.AST) -> str | None:
-    """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown."""
+def transformation_around(module: Module, node: ast.AST) -> str | None:
+    """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown.
+
+    Of `@jit def f(x): return g(x)`, that is "jax.jit" for the node `g(x)`.
+    """
     child = node
     for ancestor in module.ancestors(node):
         is_in_body = module.scopes.fields.get(child) == "body"  # not a decorator or default
         if isinstance(ancestor, scopes.Function) and is_in_body:
-            name = _tracing(module, ancestor)
+            name = _transformation_of(module, ancestor)
             if name is not None:
                 return name
         child = ancestor
@@ -139,9 +142,11 @@ def around(module: Module, node: ast.AST) -> str | None:
 
 
 @once
-def _tracing(module: Module, function: scopes.Function) -> str | None:
-    """Return the name, as "jax.jit", of what decorates or takes a function; None if nothing."""
+def _transformation_of(module: Module, function: scopes.Function) -> str | None:
+    """Return "jax.jit" of `@jit def f` or of `jit(f)`, or another such name; None if none."""
+    for name, _ in decorators(module, function):
+        return name
     is_lambda = isinstance(function, ast.Lambda)
-    reads = [function] if is_lambda else functions.reads(module, function) or ()
-    calls = filter(None, (given_to(module, read) for read in reads))
-    return next((name for name, _ in itertools.chain(decorators(module, function), calls)), None)
+    references = [function] if is_lambda else functions.reads(module, function) or ()
+    calls = filter(None, (given_to(module, reference) for reference in references))
+    return next((name for name, _ in calls), None)

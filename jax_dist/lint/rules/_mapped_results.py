@@ -73,7 +73,7 @@ def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
     if not isinstance(node, ast.Call):
         return None
     site = mapped_calls(module).get(node)
-    is_replicate = module.qualified_name(node.func) in stacking.REPLICATE
+    is_replicate = module.qualified_name(node.func) == stacking.REPLICATE
     return Origin(node, site, path) if site or is_replicate else None
 
 

@@ -6,21 +6,21 @@ from jax_dist.lint.model import scopes, stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 
-_WHAT = {
+_MESSAGES = {
     Kind.SPLIT: "a batch is cut by the number of devices",
     Kind.KEYS: "one key for each device is made",
     Kind.REPLICATED: "one copy for each device is stacked",
 }
 
-_OF_FLAX = {
-    stacking.REPLICATE[0]: "replicate stacks one copy for each device on a new leading dimension",
-    stacking.PREFETCH[0]: "prefetch_to_device puts batches on devices that are cut for pmap",
+_MESSAGES_FOR_FLAX = {
+    stacking.REPLICATE: "replicate stacks one copy for each device on a new leading dimension",
+    stacking.PREFETCH: "prefetch_to_device puts batches on devices that are cut for pmap",
     "flax.jax_utils.pad_shard_unpad": "pad_shard_unpad cuts its arguments for pmap",
-    stacking.SHARD[0]: _WHAT[Kind.SPLIT],
-    stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
+    stacking.SHARD: _MESSAGES[Kind.SPLIT],
+    stacking.SHARD_KEY: _MESSAGES[Kind.KEYS],
 }
 
-_METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
+_MAY_STACK = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
 
 
 @Rule(
@@ -39,18 +39,19 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
     since=(0, 8, 0),
 )
 def fake_device_axis(module: Module) -> Findings:
-    for name, message in _OF_FLAX.items():
+    for name, message in _MESSAGES_FOR_FLAX.items():
         for node in module.uses(name):
             yield Found(node, message)
-    calls = [call for call in module.nodes(ast.Call) if scopes.last_name(call.func) in _METHODS]
+    calls = [call for call in module.nodes(ast.Call) if scopes.last_name(call.func) in _MAY_STACK]
     stackings = {call: stacking.stacking(module, call) for call in calls}
-    in_tree_maps: set[ast.AST] = set()  # reported with the call of tree_map itself
+    # Of `tree_map(lambda x: x.reshape((n, -1)), batch)`, only the outer call is reported.
+    in_tree_maps: set[ast.AST] = set()
     for call, change in stackings.items():
         if change and module.qualified_name(call.func) in stacking.TREE_MAPS:
             in_tree_maps.update(ast.walk(call.args[0]))
-    by_name = b"pmap" in module.source.code
+    has_pmap = b"pmap" in module.source.code  # where a name such as `num_devices` is enough
     for call, change in stackings.items():
-        if call in in_tree_maps or not change or not change.count or change.kind not in _WHAT:
+        if call in in_tree_maps or not change or not change.count or change.kind not in _MESSAGES:
             continue
-        if stacking.counts_devices(module, change.count, by_name=by_name):
-            yield Found(call, f"{_WHAT[change.kind]}, on a new leading dimension")
+        if stacking.counts_devices(module, change.count, by_name=has_pmap):
+            yield Found(call, f"{_MESSAGES[change.kind]}, on a new leading dimension")

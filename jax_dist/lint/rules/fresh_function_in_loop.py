@@ -35,7 +35,11 @@ def fresh_function_in_loop(module: Module) -> Findings:
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
     for site in pmaps.applications(module, names) if any(module.nodes(*get_args(_LOOPS))) else ():
         node, loop = site.node, _loop_around(module, site.node)
-        if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
+        if (
+            loop is None
+            or not _is_fresh(module, site.fun, loop)
+            or traced.transformation_around(module, node)
+        ):
             continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):
@@ -58,7 +62,7 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether an expression makes another function in each iteration of a loop."""
-    value: Any = traced.follow(module, fun) or fun
+    value: Any = traced.resolve_name(module, fun) or fun
     name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
     if name in PARTIAL:
         return _loop_around(module, value) is loop

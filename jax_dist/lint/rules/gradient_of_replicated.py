@@ -54,13 +54,13 @@ def _replicated_parameters(
 ) -> dict[ast.AST, bool]:
     """Return by parameter whether its spec is `P()`, so replicated; {} if one cannot be read."""
     parameters = [*function.args.posonlyargs, *function.args.args]
-    in_specs = traced.follow(module, site.arguments.get("in_specs"))
+    in_specs = traced.resolve_name(module, site.arguments.get("in_specs"))
     specs = in_specs.elts if isinstance(in_specs, ast.Tuple) else [in_specs] * len(parameters)
     if len(specs) != len(parameters):
         return {}
     replicated: dict[ast.AST, bool] = {}
     for parameter, written_spec in zip(parameters, specs, strict=True):
-        spec = traced.follow(module, written_spec)
+        spec = traced.resolve_name(module, written_spec)
         if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in traced.SPECS:
             return {}
         replicated[parameter] = not spec.args and not spec.keywords

@@ -23,7 +23,7 @@ _FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
     since=(0, 8, 0),
 )
 def index_zero_of_sharded(module: Module) -> Findings:
-    for node in module.uses(*stacking.UNREPLICATE):
+    for node in module.uses(stacking.UNREPLICATE):
         message = "unreplicate takes `x[0]` of sharded arrays, which computes over the whole mesh"
         yield Found(node, message, _fix_of_flax(module, node))
     for call in filter(None, map(module.call_of, module.uses(*stacking.TREE_MAPS))):

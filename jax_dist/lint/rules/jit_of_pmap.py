@@ -29,7 +29,7 @@ def jit_of_pmap(module: Module) -> Findings:
                 edits = pmaps.remove_jit(module, outer, mapped) if mapped is site.node else ()
                 yield _make_finding(outer, name, edits)
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
-                outer_name = traced.around(module, call)
+                outer_name = traced.transformation_around(module, call)
                 if outer_name is not None:
                     yield _make_finding(call, outer_name)
 
