@@ -6,6 +6,7 @@ All offsets count bytes of the UTF-8 text that is parsed (`Source.code`), as `as
 import bisect
 import dataclasses
 import enum
+import itertools
 import re
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -70,12 +71,15 @@ class Finding:
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes, in order of place, whose edits clash with no edit of one before."""
+    """Return the fixes that can be made together, in order of place.
+
+    A fix that clashes with one before it is left out; that both have an equal edit is no clash.
+    """
     taken: list[Edit] = []  # all edits of the chosen fixes, sorted
     chosen: list[Fix] = []
     for fix in sorted(fixes, key=lambda fix: fix.edits[:1]):
         edits = sorted(set(fix.edits))
-        if not any(map(_clash, edits, edits[1:])) and all(_fits(edit, taken) for edit in edits):
+        if not _clash(edits) and all(_fits(edit, taken) for edit in edits):
             for edit in edits:  # not sorted anew: a file may have thousands of fixes
                 bisect.insort(taken, edit)
             chosen.append(fix)
@@ -86,21 +90,24 @@ def _fits(edit: Edit, taken: list[Edit]) -> bool:
     """Return whether `taken`, sorted, has an edit already, or none that clashes with it."""
     index = bisect.bisect_left(taken, edit)
     before, after = taken[max(index - 1, 0) : index], taken[index : index + 1]
-    if after == [edit]:
-        return True
-    neighbors = [*before, edit, *after]
-    return not any(map(_clash, neighbors, neighbors[1:]))
+    return after == [edit] or not _clash([*before, edit, *after])
 
 
-def _clash(first: Edit, second: Edit) -> bool:
-    """Return whether two sorted edits overlap, or begin at one byte: no order is right then."""
-    return first.start == second.start or first.end > second.start
+def _clash(edits: list[Edit]) -> bool:
+    """Return whether of sorted edits two overlap, or begin at one byte: no order is right then."""
+    return any(
+        first.start == second.start or first.end > second.start
+        for first, second in itertools.pairwise(edits)
+    )
 
 
 def apply_edits(code: bytes, edits: Iterable[Edit]) -> bytes:
-    """Return the code with all `edits` made, which must not overlap; new lines end as the first."""
-    first_end = re.search(rb"\r\n|\r|\n", code)
-    newline = first_end[0].decode() if first_end else "\n"
+    """Return the code with all `edits` made; raise ValueError if two overlap.
+
+    The lines that they add end as the first line of the code does.
+    """
+    first_line_end = re.search(rb"\r\n|\r|\n", code)
+    newline = first_line_end[0].decode() if first_line_end else "\n"
     pieces: list[bytes] = []
     end = 0  # of the edit before
     for edit in sorted(set(edits)):

@@ -18,59 +18,57 @@ from jax_dist.lint.model.sources import Source
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _WIDTH = 79  # of a line that takes another name
-_HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
 
 
 def place_imports(module: Module, fixes: Iterable[Fix]) -> bytes:
     """Return the code with all fixes made, which must not clash, and their imports added."""
-    fixes = list(fixes)
-    source = _apply_edits(module.source, [edit for fix in fixes for edit in fix.edits])
+    fixes, source = list(fixes), module.source
+    edits = [edit for fix in fixes for edit in fix.edits]
+    source = source.edit(apply_edits(source.code, edits))
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, since each may join the statement of the one before; the project's own last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
         if line not in map(ast.unparse, filter(_is_import, tree.body)):
-            edits = (_merged_import(source, statement, line) for statement in tree.body)
-            edit = next(filter(None, edits), None) or _import_edit(source, tree, line)
-            source = _apply_edits(source, [edit])
+            merges = (_merged_import(source, statement, line) for statement in tree.body)
+            edit = next(filter(None, merges), None) or _import_edit(source, tree, line)
+            source = source.edit(apply_edits(source.code, [edit]))
     return source.code
 
 
 def add_block(source: Source, text: str) -> Source:
     """Return the file with the definitions `text` below its imports, in their notebook cell."""
-    head = _import_block(sources.parse(source.python))
-    start, line_end = _line_below(source, head[-1]) if head else (0, "")
+    imports = _import_block(sources.parse(source.python))
+    start, line_end = _line_below(source, imports[-1]) if imports else (0, "")
     after = source.code[start:]
     blank_lines = len(list(itertools.takewhile(lambda row: not row.strip(), after.splitlines())))
-    gap = "\n" * max(2 - blank_lines, 0) if after.strip() else ""
-    return _apply_edits(source, [Edit(start, start, f"{line_end}\n\n{text.strip()}\n{gap}")])
+    gap = "\n" * max(2 - blank_lines, 0) if after.strip() else ""  # two blank lines below
+    edit = Edit(start, start, f"{line_end}\n\n{text.strip()}\n{gap}")
+    return source.edit(apply_edits(source.code, [edit]))
 
 
 def remove_names(
     module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
 ) -> list[Edit]:
-    """Return the edits that remove some names, `gone`, and their commas from an import."""
+    """Return the edits that remove some names, `gone`, and their commas from an import.
+
+    Without `b` and `d`, `import a, b, c, d` is `import a, c`: "b, " and ", d" are removed.
+    """
     spans = [module.span(alias) for alias in statement.names]
-    last = max(index for index, alias in enumerate(statement.names) if alias not in gone)
-    # Each up to the next name; behind the last name that stays, all the rest at once.
+    last_kept = max(index for index, alias in enumerate(statement.names) if alias not in gone)
     edits = [
         Edit(spans[index][0], spans[index + 1][0], "")
-        for index, alias in enumerate(statement.names[:last])
+        for index, alias in enumerate(statement.names[:last_kept])
         if alias in gone
     ]
-    end = spans[-1][1]
-    return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
-
-
-def _apply_edits(source: Source, edits: Iterable[Edit]) -> Source:
-    """Return the file with edits made; new lines end as the others do."""
-    return source.edit(apply_edits(source.code, edits))
+    start, end = spans[last_kept][1], spans[-1][1]
+    return [*edits, Edit(start, end, "")] if start < end else edits
 
 
 def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | None:
-    """Return the edit that adds the import `line` to a `from a import b` of the same module.
+    """Return the edit that makes `from a import b` with the line `from a import c` one import.
 
-    None if the statement is another one, is not written plainly, or would be too wide.
+    None if `statement` is another one, is not written plainly, or would be too wide.
     """
     new = ast.parse(line).body[0]
     if not (isinstance(statement, ast.ImportFrom) and isinstance(new, ast.ImportFrom)):
@@ -88,10 +86,13 @@ def _merged_import(source: Source, statement: ast.stmt, line: str) -> Edit | Non
 
 
 def _import_block(tree: ast.Module) -> list[ast.stmt]:
-    """Return the first import of jax, or else the docstring, with the imports right below it."""
-    anchors = [statement for statement in tree.body if _binds_jax(statement)]
-    if anchors:  # an import inside of an `if` only where there is no other
-        first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
+    """Return the first import of jax and the imports right below it.
+
+    Without an import of jax: the docstring, if there is one, and the imports below that.
+    """
+    jax_imports = [statement for statement in tree.body if _binds_jax(statement)]
+    if jax_imports:  # one inside of an `if` only where there is no other
+        first = [min(jax_imports, key=lambda statement: isinstance(statement, ast.If))]
     else:
         first = [statement for statement in tree.body[:1] if isinstance(statement, ast.Expr)]
     below = tree.body[tree.body.index(first[0]) + 1 :] if first else tree.body
@@ -103,41 +104,48 @@ def _is_import(statement: ast.stmt) -> bool:
 
 
 def _binds_jax(statement: ast.stmt) -> bool:
-    """Return whether a statement imports jax as the module runs: not for type checkers only."""
-    is_later = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    """Return whether a statement imports jax, flax or jaxlib as the module runs.
+
+    An import inside of a def, or for type checkers only, does not count.
+    """
+    is_def = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     is_for_types = isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test)
-    if is_later or is_for_types:
+    if is_def or is_for_types:
         return False
     imports = [node for node in ast.walk(statement) if isinstance(node, _IMPORTS)]
     aliases = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
     names = [*map(_name, imports), *(alias.name for alias in aliases)]
-    return any(name.partition(".")[0] in _HOSTS for name in names)
+    return any(name.partition(".")[0] in ("jax", "flax", "jaxlib") for name in names)
 
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     """Return the edit that adds an import to its group: as a rule below the import of jax."""
-    code, head, wanted = source.code, _import_block(tree), ast.parse(line).body[0]
+    code, head, new = source.code, _import_block(tree), ast.parse(line).body[0]
     if not head:  # below the comments at the top: a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
         start = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
         return Edit(start, start, f"{line}\n\n")
-    root = _name(wanted).partition(".")[0]
+    root = _name(new).partition(".")[0]
     project = "" if root in KNOWN or root in sys.stdlib_module_names else root
     group = functools.partial(_group, project=project, folder=os.path.dirname(source.path))
     above_head = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
     at_top = [*above_head, *filter(_is_import, head)]
-    if group(wanted) == 1 and any(group(node) == 1 for node in above_head):
+    if group(new) == 1 and any(group(node) == 1 for node in above_head):
         head = above_head  # the standard library may stand above jax
     imports = list(filter(_is_import, head))
-    same_group = _first_block(code, [node for node in imports if group(node) == group(wanted)])
+    same_group = _first_block(code, [node for node in imports if group(node) == group(new)])
     if not same_group:  # a new group, behind a blank line
-        earlier = [node for node in head if node not in imports or group(node) < group(wanted)]
+        earlier = [node for node in head if node not in imports or group(node) < group(new)]
         start, line_end = _line_below(source, earlier[-1] if earlier else head[0])
         blank_line = "\n" if earlier else ""
         return Edit(start, start, f"{line_end}{blank_line}{line}\n")
-    block = _first_block(code, [node for node in at_top if group(node) == group(wanted)])
-    key = _isort_key if sorted(block, key=_isort_key) == block else _google_key
-    larger = (node for node in same_group if node is not head[0] and key(node) > key(wanted))
+    # Above the first import of the group that sorts after it, in the order that the file has:
+    # that of isort, `import` before `from`, or that of Google, in which both forms are mixed.
+    isort_key = lambda node: (isinstance(node, ast.ImportFrom), _name(node).lower())
+    google_key = lambda node: (_name(node).lower(), isinstance(node, ast.ImportFrom))
+    block = _first_block(code, [node for node in at_top if group(node) == group(new)])
+    key = isort_key if sorted(block, key=isort_key) == block else google_key
+    larger = (node for node in same_group if node is not head[0] and key(node) > key(new))
     successor = next(larger, None)
     if successor is not None and not successor.col_offset:
         start = source.line_starts[successor.lineno - 1]
@@ -149,7 +157,7 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
 
 
 def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the imports above the first blank line, as the project's own stand below it."""
+    """Return the first of some imports, up to the first blank line between two of them."""
     lines = code.splitlines()
     for count, (upper, lower) in enumerate(itertools.pairwise(imports), start=1):
         between = lines[upper.end_lineno or upper.lineno : lower.lineno - 1]
@@ -179,16 +187,6 @@ def _name(statement: ast.stmt) -> str:
     if isinstance(statement, ast.ImportFrom):
         return "." * statement.level + (statement.module or "")
     return statement.names[0].name  # type: ignore[attr-defined] # an import
-
-
-def _google_key(statement: ast.stmt) -> tuple[str, bool]:
-    """Return the sort key of an import in Google's style, in which both forms are mixed."""
-    return _name(statement).lower(), isinstance(statement, ast.ImportFrom)
-
-
-def _isort_key(statement: ast.stmt) -> tuple[bool, str]:
-    """Return the sort key of an import for isort and ruff: `import` before `from`."""
-    return isinstance(statement, ast.ImportFrom), _name(statement).lower()
 
 
 def _line_below(source: Source, statement: ast.stmt) -> tuple[int, str]:

@@ -34,7 +34,7 @@ class _Cell:
     """One code cell in Python."""
 
     number: int  # among all cells, from 1
-    start: int  # in bytes of the code
+    start: int  # the byte of `Notebook.code` at which it begins
     lines: list[slice]  # where the string of each line stands in the JSON
     is_list: bool  # True: the JSON has a list of lines; False: one string
 
@@ -60,9 +60,9 @@ class Notebook(Source):
         above, *texts = _MARK.split(code.decode())
         if len(texts) != len(self.cells):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
-        if above:
+        if above:  # what an edit added above the first mark belongs to the first cell
             texts[0] = f"{above}\n{texts[0]}"
-        pieces, end = [], 0
+        pieces, end = [], 0  # of the new file; where the cell before ends in the old one
         for cell, text in zip(self.cells, texts, strict=True):
             pieces += (self.raw[end : cell.lines[0].start], _cell_json(self.raw, cell, text))
             end = cell.lines[-1].stop
@@ -77,53 +77,58 @@ class Notebook(Source):
 
 
 def _cell_json(raw: str, cell: _Cell, text: str) -> str:
-    """Return the JSON of a cell whose source becomes `text`; old lines keep their JSON."""
+    """Return the JSON of a cell whose source becomes `text`: `"a = 1\\n", "b = 2"`.
+
+    Lines that stay keep their JSON, which may have other escapes than Python's.
+    """
     first, last = cell.lines[0], cell.lines[-1]
     if text == _decode(raw, cell.lines):
         return raw[first.start : last.stop]
     encode = lambda line: json.dumps(line, ensure_ascii=raw.isascii())
     if not cell.is_list:
         return encode(text)
-    old_json = {json.loads(raw[part]): raw[part] for part in cell.lines}
-    new = [old_json.get(line) or encode(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)]
+    old_json = {json.loads(raw[place]): raw[place] for place in cell.lines}
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    new_json = [old_json.get(line) or encode(line) for line in lines]
     if len(cell.lines) > 1:  # the comma and the blanks between two lines, as they are
-        return raw[first.stop : cell.lines[1].start].join(new)
+        return raw[first.stop : cell.lines[1].start].join(new_json)
     blanks = raw[raw.rindex("[", 0, first.start) + 1 : first.start]
-    return f",{blanks or ' '}".join(new)
+    return f",{blanks or ' '}".join(new_json)
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:
     """Return the Python cells of a notebook of format 4 or later, or raise UnreadableError."""
     try:
         raw = data.decode("utf-8-sig")
-        texts = [(cell, _decode(raw, cell[1]).encode()) for cell in _code_cells(raw)]
+        cells_and_texts = [(cell, _decode(raw, cell.lines).encode()) for cell in _code_cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     code, python, unparsed = bytearray(), bytearray(), []
     cells: list[_Cell] = []
-    for (number, lines, is_list), text in texts:
-        mark = b"%s# cell %d\n" % (b"\n" if cells else b"", number)
+    for cell, text in cells_and_texts:
+        mark = b"%s# cell %d\n" % (b"\n" if cells else b"", cell.number)
         try:
             parsed_text = _without_magics(text)
         except ParseError as error:
             parsed_text = _blank(text)  # so that the other cells still are parsed
-            above = code.count(b"\n") + mark.count(b"\n")
-            unparsed.append(ParseError(error.message, above + error.line, error.column))
+            lines_above = code.count(b"\n") + mark.count(b"\n")
+            unparsed.append(ParseError(error.message, lines_above + error.line, error.column))
         if parsed_text is not None:
-            cells.append(_Cell(number, len(code) + len(mark), lines, is_list))
+            cells.append(dataclasses.replace(cell, start=len(code) + len(mark)))
             code += mark + text
             python += mark + parsed_text
     encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
     return Notebook(path, bytes(code), bytes(python), encoding, raw, tuple(cells), tuple(unparsed))
 
 
-def _code_cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
-    """Yield `(number, lines, is_list)` of each code cell that is not empty, as in `_Cell`.
+def _code_cells(raw: str) -> Iterator[_Cell]:
+    """Yield each code cell that is not empty, in any language; all begin at 0.
 
-    The JSON is parsed with each string replaced by where it stands, "start:end", since the parser
-    does not tell.
+    The JSON is parsed with each string but the keys replaced by where it stands, "start:end", since
+    the parser does not tell.
     """
-    book = json.loads(_STRING.sub(_mark_place, raw))
+    with_places = lambda match: match[0] if match[1] else f'"{match.start()}:{match.end()}"'
+    book = json.loads(_STRING.sub(with_places, raw))
     if not isinstance(book, dict) or not isinstance(book.get("cells"), list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(book["cells"], start=1):
@@ -132,12 +137,7 @@ def _code_cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
                 is_list = isinstance(source, list)
                 lines = list(map(_slice, source if is_list else [source]))
                 if raw[_slice(kind)] == '"code"':
-                    yield number, lines, is_list
-
-
-def _mark_place(string: re.Match[str]) -> str:
-    """Return "start:end" as JSON for a string of the file; the keys of objects stay as they are."""
-    return string[0] if string[1] else f'"{string.start()}:{string.end()}"'
+                    yield _Cell(number, 0, lines, is_list)
 
 
 def _slice(place: Any) -> slice:
@@ -149,7 +149,7 @@ def _slice(place: Any) -> slice:
 
 def _decode(raw: str, slices: list[slice]) -> str:
     """Return the joined text of the JSON strings at some slices of the file."""
-    return "".join(json.loads(raw[part]) for part in slices)
+    return "".join(json.loads(raw[place]) for place in slices)
 
 
 def _without_magics(code: bytes) -> bytes | None:

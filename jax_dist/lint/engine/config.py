@@ -59,14 +59,14 @@ def _nearest(paths: Sequence[str]) -> Config:
     """Return the settings in the nearest pyproject.toml that has some; else the defaults."""
     absolute = map(os.path.abspath, paths)
     folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in absolute]
-    top = os.path.commonpath(folders) if folders else os.getcwd()
-    above = sources.folders_above(top)
-    for folder in above:
+    common = os.path.commonpath(folders) if folders else os.getcwd()
+    folders_above = sources.folders_above(common)  # and itself, the nearest first
+    for folder in folders_above:
         path = os.path.join(folder, "pyproject.toml")
         config = _read(path) if os.path.isfile(path) else None
         if config is not None:
             return config
-    return Config(folder=next(filter(sources.is_project, above), top))
+    return Config(folder=next(filter(sources.is_project, folders_above), common))
 
 
 def _read(path: str) -> Config | None:
@@ -134,16 +134,20 @@ _BOUND = re.compile(r"(?:>=|==|~=|\^|>)\s*(\d+(?:\.\d+)*)")
 
 
 def _oldest_jax(folder: str) -> Version | None:
-    """Return the oldest jax that the requirements of a project allow; None if they do not say."""
+    """Return the oldest jax that a project's requirements allow: (0, 5) for `jax>=0.5,<0.7`.
+
+    None if no file says.
+    """
     for path in (os.path.join(folder, name) for name in _REQUIREMENTS):
         try:
             text = sources.read_bytes(path).decode("utf-8", "replace")
         except OSError:
             continue
-        required = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
-        bounds = [max(map(version, versions)) for versions in required if versions]
-        if bounds:
-            return min(bounds)
+        # Of each requirement, such as `jax>=0.4,>=0.5`, the highest of the lower bounds.
+        lower_bounds = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
+        oldest = [max(map(version, versions)) for versions in lower_bounds if versions]
+        if oldest:
+            return min(oldest)
     return None
 
 

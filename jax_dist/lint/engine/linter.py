@@ -121,26 +121,29 @@ def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
 def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
-    """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
+    """Return the findings, suppressed ones too, for code that must run on the jax `target`.
+
+    A fix that needs a newer jax is only shown; one that would remove a comment is dropped.
+    """
     source = module.source
     findings: list[Finding] = []
-    edits: tuple[Edit, ...] = ()  # those of the last fix
-    loses_comment = False  # whether `edits` remove a comment
+    checked_edits: tuple[Edit, ...] = ()  # those of the last fix, for many matches may share them
+    loses_comment = False  # whether `checked_edits` remove a comment
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue
         for match in rule.check(module):
             node, fix = match.node, match.fix
-            if fix is not None and target is not None and target < match.needs:
-                title = f"{fix.title} (needs jax {'.'.join(map(str, match.needs))})"
-                fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
             string = _string_around(module, node)
             if string is not None:  # Python 3.11 does not know where in the string the node stands
                 node, fix = string, None
-            if fix is not None and fix.edits is not edits:  # many matches may share their edits
-                edits, loses_comment = fix.edits, _loses_comment(source, fix.edits)
+            if fix is not None and fix.edits is not checked_edits:
+                checked_edits, loses_comment = fix.edits, _loses_comment(source, fix.edits)
             if fix is not None and loses_comment:
                 fix = None
+            if fix is not None and target is not None and target < match.needs:
+                title = f"{fix.title} (needs jax {'.'.join(map(str, match.needs))})"
+                fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
             findings.append(rule.finding(source, match.message, module.span(node), fix))
     return sorted(findings, key=lambda finding: (finding.span[0], finding.code))
 

@@ -10,9 +10,7 @@ one surely binds the name. More than `LIMIT` bindings are given up, so the work 
 
 import ast
 import bisect
-import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jax_dist.lint.model.scopes import Binding, NameScope, Scopes, place
@@ -33,29 +31,7 @@ _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOP_TRY_OR_MATCH = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
 
-class Reaching:
-    """The reaching definitions of one file, computed for each name when it is first asked for."""
-
-    def __init__(self, tree: Scopes):
-        self._tree = tree
-        self._flow = functools.cache(functools.partial(_NameFlow, tree))  # by scope and name
-
-    def bindings_of(self, node: ast.Name) -> list[Binding] | None:
-        """Return the bindings that may hold at a read; None if there are none or too many."""
-        scope_and_bindings = self._tree.scope(node).lookup(node.id)
-        if scope_and_bindings is None:
-            return None
-        scope, bindings = scope_and_bindings
-        return bindings if len(bindings) == 1 else self._flow(scope, node.id).reads.get(node)
-
-    def reads_of(self, scope: NameScope, name: str, binding: Binding) -> Sequence[ast.Name]:
-        """Return the reads of a name of `scope` that may see one of its bindings."""
-        if len(scope.bindings[name]) == 1:
-            return self._tree.loads.get((scope, name), ())
-        return self._flow(scope, name).seen_by.get(binding, ())
-
-
-class _NameFlow:
+class NameFlow:
     """One name of one scope: for each read the bindings that reach it, and the other way round.
 
     A "binder" is a statement that binds the name itself, `x = 1`, or contains one that does.

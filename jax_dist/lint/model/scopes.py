@@ -105,10 +105,7 @@ class Scopes:
 
     @functools.cached_property
     def fields(self) -> dict[ast.AST, str]:
-        """The field of its parent that holds a statement, or a lambda's body: "body", "orelse".
-
-        Of `if c: x = 1`, the field of the assignment is "body".
-        """
+        """By statement (or body of a lambda), the field of its parent that holds it: "orelse"."""
         fields: dict[ast.AST, str] = {}
         for node in self.nodes:
             if isinstance(node, _NODES_WITH_BODY):
@@ -121,10 +118,7 @@ class Scopes:
 
     @functools.cached_property
     def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
-        """The scope and the binding of each assignment and def.
-
-        The key of `x = f(y)` is the node of `f(y)` and "x", that of `def g` its node and "g".
-        """
+        """The scope and binding of `x = value` by `(value, "x")`, of `def f` by `(def, "f")`."""
         return {
             (binding.value or binding.node, name): (scope, binding)
             for scope in self.all
@@ -135,10 +129,7 @@ class Scopes:
 
     @functools.cached_property
     def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """Every load of a name, by line, under the key (scope that binds the name, name).
-
-        `NameScope.loads` has them by the scope that they stand in, which may be an inner one.
-        """
+        """Every load of a name, by line, under `(the scope that binds the name, name)`."""
         by_binder: dict[tuple[NameScope, str], list[ast.Name]] = {}
         for scope in self.all:
             for name, loads in scope.loads.items():
@@ -161,26 +152,21 @@ type_comment type_ignores
 bases decorator_list defaults kw_defaults returns
 """
 _SKIPPED_FIELDS = frozenset(_NAMES_OF_FIELDS.split())
-_VISITED_FIELDS = {
+_VISITED = {  # all other fields, by class of node
     kind: tuple(field for field in kind._fields if field not in _SKIPPED_FIELDS)
     for kind in _NODE_CLASSES
     if issubclass(kind, ast.AST)
 }
-_WITHOUT_NAMES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg)
-_VISITED_FIELDS |= dict.fromkeys(_WITHOUT_NAMES, ())
-_VISITED_FIELDS[ast.ClassDef] = tuple(
-    field for field in _VISITED_FIELDS[ast.ClassDef] if field != "keywords"
-)
-_VISITED_FIELDS[ast.comprehension] = ("target", "ifs")
+_VISITED |= dict.fromkeys((ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg), ())
+_VISITED[ast.ClassDef] = tuple(field for field in _VISITED[ast.ClassDef] if field != "keywords")
+_VISITED[ast.comprehension] = ("target", "ifs")
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 
 
 def build(tree: ast.Module) -> Scopes:
     """Return the scopes of a file, in one pass over its nodes: those of one scope at a time."""
     module = NameScope(tree, None)
-    scopes = Scopes(
-        module, all=[module], of={tree: module}, nodes=[], parents={}, scope_of={tree: module}
-    )
+    scopes = Scopes(module, [module], {tree: module}, [], {}, {tree: module})
     walk = _Walk(scopes)
     walk.visit([tree])
     while walk.waiting:
@@ -213,7 +199,7 @@ class _Walk:
         # Local variables, for this is the hot loop.
         pop, push, add_node = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
-        visited_fields, binders, name, load = _VISITED_FIELDS, _BINDERS, ast.Name, ast.Load
+        visited_fields, binders, name, load = _VISITED, _BINDERS, ast.Name, ast.Load
         while nodes:
             node = pop()
             kind = node.__class__

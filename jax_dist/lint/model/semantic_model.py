@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 from jax_dist.lint.findings import Edit
 from jax_dist.lint.model import scopes, sources
-from jax_dist.lint.model.reaching import LIMIT, Reaching
+from jax_dist.lint.model.reaching import LIMIT, NameFlow
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
 
@@ -55,8 +55,7 @@ class Module:
         self.scope: Callable[[ast.AST], NameScope] = self.scopes.scope
         self.statement: Callable[[ast.AST], ast.stmt] = self.scopes.statement
         self.ancestors: Callable[[ast.AST], Iterator[ast.AST]] = self.scopes.ancestors
-        self._reaching = Reaching(self.scopes)
-        self.reaching: Callable[[ast.Name], list[Binding] | None] = self._reaching.bindings_of
+        self._flow = functools.cache(functools.partial(NameFlow, self.scopes))
         self._elsewhere = elsewhere
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
@@ -293,7 +292,17 @@ class Module:
         scope, binding = self.scopes.bound.get((value, name), (None, None))
         if scope is None or binding is None or name in scope.outer:
             return ()
-        return self._reaching.reads_of(scope, name, binding)
+        if len(scope.bindings[name]) == 1:
+            return self.reads(scope, name)
+        return self._flow(scope, name).seen_by.get(binding, ())
+
+    def reaching(self, node: ast.Name) -> list[Binding] | None:
+        """Return the bindings that may hold at a read; None if there are none or too many."""
+        scope_and_bindings = self.scope(node).lookup(node.id)
+        if scope_and_bindings is None:
+            return None
+        scope, bindings = scope_and_bindings
+        return bindings if len(bindings) == 1 else self._flow(scope, node.id).reads.get(node)
 
     def class_of_self(self, node: ast.Attribute) -> ast.ClassDef | None:
         """Return the class around `self.x`; None for an attribute of anything else."""

@@ -54,17 +54,12 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     change = _stacking_by_count(module, node, name)
     if change is None or change.count is None or not counts_devices(module, change.count):
         return None
-    is_mesh = change.kind is Kind.SPLIT and _names_devices(module, change.of)
-    return None if is_mesh else change  # `jax.devices()` reshaped to a mesh is no batch
-
-
-def _names_devices(module: Module, node: ast.expr) -> bool:
-    """Return whether an expression names `jax.devices`, or a variable that lists devices."""
-    names = (part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute))
-    return any(
-        module.qualified_name(name) in _LIST_DEVICES or lists_devices(module, name)
-        for name in names
-    )
+    if change.kind is Kind.SPLIT:  # but a list of devices that is reshaped to a mesh is no batch
+        names = [node for node in ast.walk(change.of) if isinstance(node, ast.Name | ast.Attribute)]
+        for name in names:
+            if module.qualified_name(name) in _LIST_DEVICES or lists_devices(module, name):
+                return None
+    return change
 
 
 _KIND_OF_RESULT = {

@@ -126,10 +126,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 
 
 def transformation_around(module: Module, node: ast.AST) -> str | None:
-    """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown.
-
-    Of `@jit def f(x): return g(x)`, that is "jax.jit" for the node `g(x)`.
-    """
+    """Return the name, such as "jax.jit", of what traces the code at a node; None if unknown."""
     child = node
     for ancestor in module.ancestors(node):
         is_in_body = module.scopes.fields.get(child) == "body"  # not a decorator or default

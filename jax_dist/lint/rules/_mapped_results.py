@@ -17,7 +17,9 @@ from jax_dist.primitives import functions_of
 _MOST_STEPS = 300  # for one value: in some files everything flows everywhere
 _LONGEST_PATH = 8  # `node = node.next` in a loop would make it longer without end
 
-_NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
+_OF_ANY_ARRAY = frozenset(
+    ("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,38 +54,33 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
     seen: set[_Step] = set()
     waiting: list[_Step] = [(node, ())]
     while waiting:
-        step = waiting.pop()
-        if step in seen:
+        value, path = waiting.pop()
+        if (value, path) in seen:
             continue  # a loop, such as `state = step(state)`
-        seen.add(step)
-        origin = _origin(module, *step)
-        if origin is not None:
-            origins.append(origin)
-            sources = []
-        else:
-            sources = _previous_steps(module, *step)
-        if sources is None or len(seen) > _MOST_STEPS or len(step[1]) > _LONGEST_PATH:
+        seen.add((value, path))
+        if len(seen) > _MOST_STEPS or len(path) > _LONGEST_PATH:
             return []
-        waiting += sources
+        if isinstance(value, ast.Call):
+            site = mapped_calls(module).get(value)
+            if site is None and module.qualified_name(value.func) != stacking.REPLICATE:
+                return []
+            origins.append(Origin(value, site, path))
+            continue
+        previous = _previous_steps(module, value, path)
+        if previous is None:
+            return []
+        waiting += previous
     return origins
-
-
-def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
-    """Return the origin if a node is a call of a mapped function or of `replicate`; else None."""
-    if not isinstance(node, ast.Call):
-        return None
-    site = mapped_calls(module).get(node)
-    is_replicate = module.qualified_name(node.func) == stacking.REPLICATE
-    return Origin(node, site, path) if site or is_replicate else None
 
 
 def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
     """Return what the part at `path` of a node may be, one definition back; None if unknown.
 
-    After `params, _ = f()`, the part ("w",) of `params` is the part (0, "w") of `f()`.
+    After `params, _ = f()`, the part ("w",) of `params` is the part (0, "w") of `f()`; the part ()
+    of `params["w"]` is the part ("w",) of `params`.
     """
     match node:
-        case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:
+        case ast.Attribute(value=value, attr=name) if name not in _OF_ANY_ARRAY:
             return [(value, (f".{name}", *path))]
         case ast.Subscript(value=value, slice=ast.Constant(value=str() as key)):
             return [(value, (key, *path))]
@@ -97,11 +94,12 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
             steps.append((binding.value, path))
             continue
         if not isinstance(binding.node, ast.Name):
-            return None
+            return None  # a parameter, an import
         unpacked = functions.unpack_target(module, binding.node)
         if unpacked is not None:
-            steps.append((unpacked[0], (*unpacked[1], *path)))
-        elif not isinstance(binding.node.ctx, ast.Del):
+            value, path_in_value = unpacked
+            steps.append((value, (*path_in_value, *path)))
+        elif not isinstance(binding.node.ctx, ast.Del):  # `del params` is no value
             return None
     return steps or None
 

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from jax_dist.lint.model.semantic_model import once
 from jax_dist.lint.new_imports import remove_names
@@ -20,6 +19,9 @@ class Rename:
     hint: str = ""  # what to do, where that is not to use `new`
     needs: Version = (0,)  # the first jax with the new name
     deprecated: str = ""  # "0.8.0", where it is not gone
+    # Returns the edits that a use of the old name needs beside the new name, such as renamed
+    # keywords; None if the new name cannot be used there.
+    edit_arguments: Callable[[Module, ast.expr], Sequence[Edit] | None] | None = None
 
     @property
     def imported(self) -> str:
@@ -37,13 +39,8 @@ class Rename:
         return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
-# Returns the further edits that one use of an old name needs, such as renamed keywords ([]: none);
-# None if the new name cannot be used there.
-Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Sequence[Edit] | None]
-
-# Modules that `import jax` does not load: a use of one needs an import of its own.
-_LOADED_APART = ("jax.extend.backend", "jax.extend.core", "jax.extend.linear_util")
-_LOADED_APART += ("jax.example_libraries.optimizers", "jax.example_libraries.stax")
+_NOT_LOADED_WITH_JAX = ("jax.extend.backend", "jax.extend.core", "jax.extend.linear_util")
+_NOT_LOADED_WITH_JAX += ("jax.example_libraries.optimizers", "jax.example_libraries.stax")
 
 
 def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
@@ -53,17 +50,16 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     return lambda words: any(last in words.all and words.may_name(name) for last, name in pairs)
 
 
-def find_renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
+def find_renamed(module: Module, table: Sequence[Rename]) -> Findings:
     """Yield a finding for each import of an old name of the table, and each `jax.old_name`.
 
     The uses of an imported name are not reported again. Not reported either are code that handles
-    the missing name, and a name that the file sets: `jax.tree_map = jax.tree.map`. Without `adapt`,
-    each new name replaces the old one as it is.
+    the missing name, and a name that the file sets: `jax.tree_map = jax.tree.map`.
     """
     assigned = _assigned_names(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
-    yield from _fix_imports(module, entries, adapt)
-    yield from _fix_attributes(module, entries, adapt)
+    yield from _find_imports(module, entries)
+    yield from _find_attributes(module, entries)
 
 
 @once
@@ -80,39 +76,40 @@ def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
     return entries.get(name)
 
 
-def _fix_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+def _find_attributes(module: Module, entries: Mapping[str, Rename]) -> Findings:
     """Yield a finding for each attribute that writes out an old name, a key of `entries`."""
     for name in module.used_names():
         entry = _entry_for(entries, name)
         if entry is None:
             continue
         for use in module.uses(name):
-            node = use  # becomes the part of `jax.old.name.more` that is the old name itself
+            # Of `jax.old.name.more`, the node `jax.old.name`.
+            node = use
             for _ in range(name.count(".") - entry.old.count(".")):
                 node = node.value if isinstance(node, ast.Attribute) else node
             # An alias from another file, `compat.tree_map`, does not write out the old name.
             home = module.qualified_name(node.value) if isinstance(node, ast.Attribute) else None
             if home == entry.old.rpartition(".")[0] and not is_guarded(module, node):
-                yield Found(node, entry.message, _use_fix(module, entry, node, adapt), entry.needs)
+                yield Found(node, entry.message, _attribute_fix(module, entry, node), entry.needs)
 
 
-def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None) -> Fix | None:
-    """Return the fix that writes the new name at one use of the old one; None if it cannot."""
-    more_edits = adapt(module, entry, node) if adapt else ()
-    if not entry.new or more_edits is None or _is_wider(module, entry, node):
+def _attribute_fix(module: Module, entry: Rename, node: ast.expr) -> Fix | None:
+    """Return the fix that writes `jax.tree.map` for the node `jax.tree_map`; None if it cannot."""
+    argument_edits = entry.edit_arguments(module, node) if entry.edit_arguments else ()
+    if not entry.new or argument_edits is None or _may_change_isinstance(module, entry, node):
         return None
     text, imports = module.name_for(entry.new, node)
-    if text.startswith("_"):
-        return None  # the file binds the name `jax` to something else
-    if text == entry.new:
-        homes = (home for home in _LOADED_APART if f"{text}.".startswith(f"{home}."))
-        imports = (*imports, *(f"import {home}" for home in homes))
-    edits = (Edit(*module.span(node), text), *more_edits)
+    if text.startswith("_"):  # `_jax.tree.map`, since `jax` means something else in this file
+        return None
+    if text == entry.new:  # written in full, and so the module must have been imported
+        modules = [name for name in _NOT_LOADED_WITH_JAX if f"{text}.".startswith(f"{name}.")]
+        imports = (*imports, *(f"import {name}" for name in modules))
+    edits = (Edit(*module.span(node), text), *argument_edits)
     return Fix(f"use {entry.new}", Safety.SAFE, edits, imports)
 
 
-def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
-    """Return whether jax.Array would replace a narrower type outside of an annotation.
+def _may_change_isinstance(module: Module, entry: Rename, node: ast.AST) -> bool:
+    """Return whether `jax.Array` would replace a narrower type, as KeyArray, beside annotations.
 
     There it may change a result: `isinstance(x, jax.Array)` is true of more than keys.
     """
@@ -121,32 +118,31 @@ def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
     child = node
     for around in module.ancestors(node):
         if isinstance(around, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
-            return child is not getattr(around, "annotation", getattr(around, "returns", None))
+            annotation = getattr(around, "annotation", getattr(around, "returns", None))
+            return child is not annotation
         child = around
     return True
 
 
-def _fix_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+def _find_imports(module: Module, entries: Mapping[str, Rename]) -> Findings:
     """Yield a finding for each import of an old name, a key of `entries`."""
     for statement in module.nodes(ast.Import, ast.ImportFrom):
         if getattr(statement, "level", 0):
-            continue  # of the project itself
+            continue  # `from .utils import x` imports nothing of jax
+        prefix = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+        matches = {alias: _entry_for(entries, prefix + alias.name) for alias in statement.names}
+        old = {alias: entry for alias, entry in matches.items() if entry is not None}
+        if not old or is_guarded(module, statement):
+            continue
         is_from = isinstance(statement, ast.ImportFrom)
-        home = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
-        named = {alias: _entry_for(entries, home + alias.name) for alias in statement.names}
-        old = {alias: entry for alias, entry in named.items() if entry is not None}
-        if old and not is_guarded(module, statement):
-            fixes = _import_fixes(module, statement, old, adapt) if is_from else {}
-            needs = max(entry.needs for entry in old.values())  # one fix replaces all of them
-            for alias, entry in old.items():
-                yield Found(alias, entry.message, fixes.get(alias), needs)
+        fixes = _import_fixes(module, statement, old) if is_from else {}
+        needs = max(entry.needs for entry in old.values())  # one fix replaces all of them
+        for alias, entry in old.items():
+            yield Found(alias, entry.message, fixes.get(alias), needs)
 
 
 def _import_fixes(
-    module: Module,
-    statement: ast.ImportFrom,
-    old: Mapping[ast.alias, Rename],
-    adapt: Adapt | None,
+    module: Module, statement: ast.ImportFrom, old: Mapping[ast.alias, Rename]
 ) -> dict[ast.alias, Fix]:
     """Return the fix that imports new names in place of the `old` ones of a `from` import.
 
@@ -154,52 +150,53 @@ def _import_fixes(
     one, or if the new one cannot be used wherever the file reads the name.
     """
     new_names: dict[ast.alias, str] = {}
-    more_edits: list[Edit] = []
+    argument_edits: list[Edit] = []
     for alias, entry in old.items():
         reads = module.reads(module.scope(statement), alias.asname or alias.name)
-        changes = [adapt(module, entry, read) if adapt else () for read in reads]
-        is_read_elsewhere = adapt is not None and not reads  # by files that import it from here
-        if not entry.new or None in changes or is_read_elsewhere:
+        if not entry.new or any(_may_change_isinstance(module, entry, read) for read in reads):
             continue
-        if any(_is_wider(module, entry, read) for read in reads):
-            continue
+        if entry.edit_arguments:
+            edits_by_read = [entry.edit_arguments(module, read) for read in reads]
+            if not reads or None in edits_by_read:  # not read here: by files that import it
+                continue
+            argument_edits += [edit for edits in edits_by_read for edit in edits or ()]
         # An entry may be for a module around the name: what follows the module stays.
         below_entry = f"{statement.module}.{alias.name}"[len(entry.old) :]
         new_names[alias] = entry.imported + below_entry
-        more_edits += [edit for edits in changes for edit in edits or ()]
-    edits = _import_edits(module, statement, new_names) if new_names else None
-    if edits is None:
+    import_edits = _import_edits(module, statement, new_names) if new_names else None
+    if import_edits is None:
         return {}
     title = f"import {', '.join(dict.fromkeys(new_names.values()))}"
-    return dict.fromkeys(new_names, Fix(title, Safety.SAFE, (*edits, *more_edits)))
+    return dict.fromkeys(new_names, Fix(title, Safety.SAFE, (*import_edits, *argument_edits)))
 
 
 def _import_edits(
     module: Module, statement: ast.ImportFrom, new_names: Mapping[ast.alias, str]
 ) -> list[Edit] | None:
-    """Return the edits that import new names under the names that the file uses.
+    """Return the edits that import `new_names` under the names that the file uses.
 
-    None if the import does not begin its line.
+    `from jax import tree_map, jit` becomes `from jax.tree_util import tree_map` above
+    `from jax import jit`. None if the import does not begin its line.
     """
     indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
     edits: list[Edit] = []
-    by_home: dict[str, dict[ast.alias, str]] = {}
+    moved: dict[str, dict[ast.alias, str]] = {}  # by new module: "name as alias" of each alias
     for alias, name in new_names.items():
         home, _, last = name.rpartition(".")
-        bound = alias.asname or alias.name
-        text = last if last == bound else f"{last} as {bound}"
+        bound_name = alias.asname or alias.name
+        text = last if last == bound_name else f"{last} as {bound_name}"
         if home == statement.module:
             edits.append(Edit(*module.span(alias), text))
         else:
-            by_home.setdefault(home, {})[alias] = text
+            moved.setdefault(home, {})[alias] = text
     lines = [
         f"{f'from {home} ' if home else ''}import {', '.join(names.values())}"
-        for home, names in by_home.items()
+        for home, names in moved.items()
     ]
     start, end = module.span(statement)
-    leaving = {alias for names in by_home.values() for alias in names}
+    leaving = {alias for names in moved.values() for alias in names}
     if len(leaving) == len(statement.names):
         return [Edit(start, end, f"\n{indent}".join(lines))]
     if leaving:
@@ -208,8 +205,8 @@ def _import_edits(
     return edits
 
 
-_CAUGHT = ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
-_ASKED = ("hasattr(", "version", "TYPE_CHECKING")
+_HANDLE_MISSING_NAMES = ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
+_TESTS_FOR_NAMES = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
@@ -217,11 +214,11 @@ def is_guarded(module: Module, node: ast.AST) -> bool:
     for around in module.ancestors(node):
         text, words = "", ()
         if isinstance(around, ast.Try):
-            kinds = [handler.type for handler in around.handlers]
-            text = " ".join(module.text(kind) if kind else "Exception" for kind in kinds)
-            words = _CAUGHT
+            types = [handler.type for handler in around.handlers]
+            text = " ".join(module.text(kind) if kind else "Exception" for kind in types)
+            words = _HANDLE_MISSING_NAMES
         elif isinstance(around, ast.If | ast.IfExp):
-            text, words = module.text(around.test), _ASKED
+            text, words = module.text(around.test), _TESTS_FOR_NAMES
         if any(word in text for word in words):
             return True
     return False

@@ -19,12 +19,13 @@ _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 )
 def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):
-        # Without further arguments, the blocks of the devices stand along a new dimension 0.
+        # Only of `all_gather(x, axis_name)` do the blocks stand along a new dimension 0.
         is_starred = any(isinstance(argument, ast.Starred) for argument in gather.args)
-        names = {keyword.arg for keyword in gather.keywords}
-        has_two = len(gather.args) + len(gather.keywords) == 2
-        is_plain = has_two and names <= {"x", "axis_name"} and not is_starred
-        reduction = _reduction(module, gather) if is_plain else None
+        names = [keyword.arg for keyword in gather.keywords]
+        has_two = len(gather.args) + len(names) == 2
+        if is_starred or not has_two or not {"x", "axis_name"}.issuperset(names):
+            continue
+        reduction = _reduction(module, gather)
         if reduction is not None:
             call, name = reduction
             message = f"all_gather, then {name} over the gathered dimension, is {_REDUCTIONS[name]}"

@@ -8,16 +8,18 @@ from typing import Any
 from jax_dist.lint.model import scopes, traced
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 
-_SMALL = 1024  # numbers; 4 KiB of float32
-_LIBRARIES = ("jax.numpy", "numpy", "jax.random", "numpy.random")
-# By name of a function that takes a shape: the position of the shape.
-_SHAPED = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "arange": 0, "linspace": 2}
-_SHAPED |= {"normal": 1, "uniform": 1, "randint": 1, "bernoulli": 2, "truncated_normal": 3}
-# Functions whose results are about as large as their arguments, or of unknown size.
-_OF_ARRAYS = {"array", "asarray", "stack", "concatenate", "tile", "repeat", "einsum", "matmul"}
-_OF_ARRAYS |= {"dot", "outer", "tril", "triu", "broadcast_to", "reshape", "transpose"}
-_OF_ARRAYS |= {"zeros_like", "ones_like", "full_like", "load", "loadtxt", "genfromtxt", "fromfile"}
-_METHODS = {"reshape", "astype", "transpose", "copy"}
+_LARGE = 1024  # numbers; 4 KiB of float32
+_ARRAY_LIBRARIES = ("jax.numpy", "numpy", "jax.random", "numpy.random")
+# Functions that make an array of a shape, with the position of the shape among their arguments.
+_SHAPE_POSITIONS = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "arange": 0}
+_SHAPE_POSITIONS |= {"linspace": 2, "normal": 1, "uniform": 1, "randint": 1, "bernoulli": 2}
+_SHAPE_POSITIONS |= {"truncated_normal": 3}
+# Functions whose results are about as large as their first argument, or of unknown size.
+_SIZED_BY_ARGUMENT = {"array", "asarray", "stack", "concatenate", "tile", "repeat", "einsum", "dot"}
+_SIZED_BY_ARGUMENT |= {"matmul", "outer", "tril", "triu", "broadcast_to", "reshape", "transpose"}
+_SIZED_BY_ARGUMENT |= {"zeros_like", "ones_like", "full_like", "load", "loadtxt", "genfromtxt"}
+_SIZED_BY_ARGUMENT |= {"fromfile"}
+_METHODS_THAT_KEEP_SIZE = ("reshape", "astype", "transpose", "copy")
 
 
 @Rule(
@@ -37,24 +39,27 @@ def captured_array(module: Module) -> Findings:
     for by, body in traced.find_traced(module):
         if by == "jax_dist.pmap":  # it passes captured arrays as arguments
             continue
-        for function in traced.reach(module, body):
+        for function in traced.reach(module, body):  # the body, and what it calls in this file
             if function in functions_seen:
                 continue
             functions_seen.add(function)
-            for read, name, value in _find_captured(module, function):
-                is_inner = module.is_inside(value, body) or module.is_inside(value, function)
-                if read in reads_seen or is_inner:
+            for read, name, call in _find_array_reads(module, function):
+                is_inner = module.is_inside(call, body) or module.is_inside(call, function)
+                if read in reads_seen or is_inner:  # an inner array is made while tracing
                     continue
                 reads_seen.add(read)
-                maker = module.text(value.func)
+                maker = module.text(call.func)
                 message = f"{name}, made by {maker}, becomes a constant of the program under "
                 yield Found(read, f"{message}{by}")
 
 
-def _find_captured(
+def _find_array_reads(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
-    """Yield `(read, name, call)` for each name in a function that is an array made by `call`."""
+    """Yield `(read, "x", call)` where a function first reads the large array of `x = call`.
+
+    Also `(read, "self.x", call)`.
+    """
     names_seen: set[str] = set()
     inner_scopes = traced.scopes_in(module, function)
     for scope in inner_scopes:
@@ -62,53 +67,60 @@ def _find_captured(
             _, bindings = scope.lookup(name) or (None, [])
             if name in names_seen or len(bindings) != 1 or bindings[0].kind != "assign":
                 continue
-            value = bindings[0].value
-            if isinstance(value, ast.Call) and _is_array(module, value):
+            call = bindings[0].value
+            if isinstance(call, ast.Call) and _makes_large_array(module, call):
                 names_seen.add(name)
-                yield min(loads, key=scopes.place), name, value
+                yield min(loads, key=scopes.place), name, call
     selfs = (load for scope in inner_scopes for load in scope.loads.get("self", ()))
     attributes = [node for node in map(module.parent, selfs) if isinstance(node, ast.Attribute)]
     for read in sorted(attributes, key=scopes.place):
-        match module.attribute_values(read):
-            case [ast.Call() as value] if read.attr not in names_seen and _is_array(module, value):
-                names_seen.add(read.attr)
-                yield read, f"self.{read.attr}", value
+        values = [] if read.attr in names_seen else module.attribute_values(read)
+        call = values[0] if len(values) == 1 else None
+        if isinstance(call, ast.Call) and _makes_large_array(module, call):
+            names_seen.add(read.attr)
+            yield read, f"self.{read.attr}", call
 
 
-def _is_array(module: Module, node: ast.Call) -> bool:
-    """Return whether a call makes an array that is not known to be small."""
-    name = module.qualified_name(node.func)
-    match node.func:
-        case ast.Attribute(value=ast.Call() as inner, attr=method) if not name:
-            return method in _METHODS and _is_array(module, inner)
-    root, _, last = (name or "").rpartition(".")
-    if root in _LIBRARIES and last in _SHAPED:
-        return _has_size(node, _SHAPED[last], root)
-    is_of_arrays = name == "jax.device_put" or (root in _LIBRARIES and last in _OF_ARRAYS)
-    return is_of_arrays and bool(node.args) and _may_be_large(module, node.args[0])
+def _makes_large_array(module: Module, call: ast.Call) -> bool:
+    """Return whether a call, such as `jnp.zeros(n)`, makes an array that is not surely small."""
+    function, name = call.func, module.qualified_name(call.func) or ""
+    if not name and isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call):
+        keeps_size = function.attr in _METHODS_THAT_KEEP_SIZE  # `jnp.zeros(n).reshape(shape)`
+        return keeps_size and _makes_large_array(module, function.value)
+    library, _, last = name.rpartition(".")
+    if library in _ARRAY_LIBRARIES and last in _SHAPE_POSITIONS:
+        return _has_large_shape(call, _SHAPE_POSITIONS[last], library)
+    is_sized_by_argument = library in _ARRAY_LIBRARIES and last in _SIZED_BY_ARGUMENT
+    if not call.args or not (is_sized_by_argument or name == "jax.device_put"):
+        return False
+    return _may_be_large(module, call.args[0])
 
 
-def _may_be_large(module: Module, node: ast.expr) -> bool:
-    """Return whether `array(node)` may be large: the node is no short literal."""
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
-            return _may_be_large(module, node.func.value)
-        is_known = (module.qualified_name(node.func) or "").startswith(_LIBRARIES)
-        return _is_array(module, node) if is_known else True
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str)  # of a file
-    nodes = list(ast.walk(node))
-    return len(nodes) >= _SMALL or any(isinstance(part, ast.Name | ast.Call) for part in nodes)
+def _may_be_large(module: Module, argument: ast.expr) -> bool:
+    """Return whether `jnp.array(argument)` may be large: it is no short literal."""
+    if isinstance(argument, ast.Call):
+        function = argument.func
+        if isinstance(function, ast.Attribute) and function.attr in _METHODS_THAT_KEEP_SIZE:
+            return _may_be_large(module, function.value)
+        is_known = (module.qualified_name(function) or "").startswith(_ARRAY_LIBRARIES)
+        return _makes_large_array(module, argument) if is_known else True
+    if isinstance(argument, ast.Constant):
+        return isinstance(argument.value, str)  # the file that is loaded
+    nodes = list(ast.walk(argument))
+    return len(nodes) >= _LARGE or any(isinstance(node, ast.Name | ast.Call) for node in nodes)
 
 
-def _has_size(call: ast.Call, position: int, root: str) -> bool:
-    """Return whether `zeros(shape)` may make a large array; its shape is at a position."""
+def _has_large_shape(call: ast.Call, position: int, library: str) -> bool:
+    """Return whether `zeros(shape)` may make a large array; its shape is argument `position`.
+
+    It may if it has 1024 numbers or more, or if its shape is not written as numbers.
+    """
     shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
-    if root != "numpy.random":  # whose functions take sizes in many places
+    if library != "numpy.random":  # whose functions take sizes in many places
         shapes += call.args[position : position + 1]
     if not shapes:
         return False  # a single number
     sizes = shapes[0].elts if isinstance(shapes[0], ast.Tuple | ast.List) else [shapes[0]]
     numbers: list[Any] = [getattr(size, "value", None) for size in sizes]
     is_written = all(isinstance(number, int | float) for number in numbers)
-    return not is_written or math.prod(numbers) >= _SMALL
+    return not is_written or math.prod(numbers) >= _LARGE

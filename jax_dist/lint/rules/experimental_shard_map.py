@@ -6,8 +6,39 @@ from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._renames import Rename
 
-_OLD = Rename("jax.experimental.shard_map.shard_map", "jax.shard_map", deprecated="0.8.0")
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
+
+
+def _pass_by_keyword(module: Module, use: ast.expr) -> list[Edit] | None:
+    """Return the edits that pass the arguments by the names of `jax.shard_map`.
+
+    `shard_map(f, mesh, i, o)` becomes `shard_map(f, mesh=mesh, in_specs=i, out_specs=o)`. None if
+    an argument cannot be read, or would need more than its name.
+    """
+    site = pmaps.site(module, use)
+    if not site.is_application or site.unknown or len(site.args) > len(_PARAMETERS):
+        return None
+    if site.fun is None or "auto" in site.arguments:
+        return None
+    edits: list[Edit] = []
+    for parameter, argument in zip(_PARAMETERS, site.args, strict=False):
+        start = module.span(argument)[0]
+        if module.source.code[:start].rstrip().endswith(b"("):
+            return None  # in parentheses of its own
+        name = "check_vma" if parameter == "check_rep" else parameter
+        edits.append(Edit(start, start, f"{name}="))
+    renamed = (keyword for keyword in site.keywords if keyword.arg == "check_rep")
+    return [*edits, *(_rename_check_rep(module, keyword) for keyword in renamed)]
+
+
+def _rename_check_rep(module: Module, keyword: ast.keyword) -> Edit:
+    """Return the edit that makes the keyword `check_rep=` a `check_vma=`."""
+    start = module.span(keyword)[0]
+    return Edit(start, start + len("check_rep"), "check_vma")
+
+
+_OLD_NAME = "jax.experimental.shard_map.shard_map"
+_OLD = Rename(_OLD_NAME, "jax.shard_map", deprecated="0.8.0", edit_arguments=_pass_by_keyword)
 
 
 @Rule(
@@ -23,7 +54,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     since=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
-    yield from _renames.find_renamed(module, (_OLD,), _rename_arguments)
+    yield from _renames.find_renamed(module, (_OLD,))
     # Several calls of one partial have the same keywords, which may stand in another file.
     sites = pmaps.sites(module, ("jax.shard_map",))
     for keyword in dict.fromkeys(keyword for site in sites for keyword in site.keywords):
@@ -32,30 +63,5 @@ def experimental_shard_map(module: Module) -> Findings:
         if keyword.arg == "auto":
             yield Found(keyword, "jax.shard_map has no auto: name the other axes in axis_names")
         if keyword.arg == "check_rep":
-            fix = Fix("use check_vma", Safety.SAFE, (_check_vma(module, keyword),))
+            fix = Fix("use check_vma", Safety.SAFE, (_rename_check_rep(module, keyword),))
             yield Found(keyword, "jax.shard_map has no check_rep: it is check_vma", fix)
-
-
-def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
-    """Return the edit that renames the keyword `check_rep`."""
-    start = module.span(check_rep)[0]
-    return Edit(start, start + len("check_rep"), "check_vma")
-
-
-def _rename_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Return the edits that pass the arguments by the names of `jax.shard_map`; None: no fix."""
-    del entry
-    site = pmaps.site(module, use)
-    if not site.is_application or site.unknown or len(site.args) > len(_PARAMETERS):
-        return None
-    if site.fun is None or "auto" in site.arguments:
-        return None
-    edits: list[Edit] = []
-    for parameter, argument in zip(_PARAMETERS, site.args, strict=False):
-        start = module.span(argument)[0]
-        if module.source.code[:start].rstrip().endswith(b"("):
-            return None  # in parentheses of its own
-        name = "check_vma" if parameter == "check_rep" else parameter
-        edits.append(Edit(start, start, f"{name}="))
-    renamed = (keyword for keyword in site.keywords if keyword.arg == "check_rep")
-    return [*edits, *(_check_vma(module, keyword) for keyword in renamed)]

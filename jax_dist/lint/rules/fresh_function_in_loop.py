@@ -32,14 +32,14 @@ _IN_LOOP = re.compile(
     ),
 )
 def fresh_function_in_loop(module: Module) -> Findings:
+    if not any(module.nodes(*get_args(_LOOPS))):
+        return
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
-    for site in pmaps.applications(module, names) if any(module.nodes(*get_args(_LOOPS))) else ():
+    for site in pmaps.applications(module, names):
         node, loop = site.node, _loop_around(module, site.node)
-        if (
-            loop is None
-            or not _is_fresh(module, site.fun, loop)
-            or traced.transformation_around(module, node)
-        ):
+        if loop is None or not _is_fresh(module, site.fun, loop):
+            continue
+        if traced.transformation_around(module, node):
             continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):
@@ -47,21 +47,28 @@ def fresh_function_in_loop(module: Module) -> Findings:
 
 
 def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
-    """Return the innermost loop whose body holds a node, within the function around it."""
-    below = node
+    """Return the innermost loop that evaluates a node anew in each iteration; None if none does.
+
+    A function ends the search: its code runs when it is called, which may be elsewhere.
+    """
+    child = node
     for around in module.ancestors(node):
         if isinstance(around, scopes.Function | ast.ClassDef):
             return None
-        if isinstance(around, scopes.Comprehension) and not isinstance(below, ast.comprehension):
+        # Of `[f(x) for x in xs]`, the `f(x)`.
+        if isinstance(around, scopes.Comprehension) and not isinstance(child, ast.comprehension):
             return around
-        if isinstance(around, _LOOPS) and below is not getattr(around, "iter", None):
+        if isinstance(around, _LOOPS) and child is not getattr(around, "iter", None):
             return around
-        below = around
+        child = around
     return None
 
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
-    """Return whether an expression makes another function in each iteration of a loop."""
+    """Return whether `fun` of `jit(fun)` is made anew by each iteration of a loop.
+
+    It is a lambda, partial or def in the loop, or a name for one.
+    """
     value: Any = traced.resolve_name(module, fun) or fun
     name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
     if name in PARTIAL:

@@ -12,7 +12,7 @@ from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
-_MOST_NAMES = 6  # the longest chain `a = b; c = a` that is followed
+_MOST_ALIASES = 6  # the longest chain `a = b; c = a` that is followed
 
 
 @Rule(
@@ -32,14 +32,15 @@ def gradient_of_replicated(module: Module) -> Findings:
     gradients = module.uses(*_GRADIENTS)
     seen: set[ast.AST] = set()
     for site, function in traced.bodies(module, "shard_map") if gradients else ():
-        is_seen = not site.unknown and all(map(module.holds, site.arguments.values()))
+        if site.unknown or not all(map(module.holds, site.arguments.values())):
+            continue  # some arguments are in `**options`, or in another file
         checks = [site.arguments.get(name) for name in ("check_vma", "check_rep")]
-        if not is_seen or any(check and module.text(check) != "True" for check in checks):
+        if any(check and module.text(check) != "True" for check in checks):
             continue
-        parameters = _replicated_parameters(module, site, function)
-        if all(parameters.values()):
+        is_replicated = _replicated_parameters(module, site, function)
+        if all(is_replicated.values()):
             continue  # nothing is sharded, or not all is known
-        body = _Body(module, function, parameters)
+        body = _Body(module, function, is_replicated)
         for gradient in gradients:
             name = body.find_summed(gradient) if gradient not in seen else None
             if name is not None:
@@ -52,7 +53,7 @@ def gradient_of_replicated(module: Module) -> Findings:
 def _replicated_parameters(
     module: Module, site: Site, function: scopes.Function
 ) -> dict[ast.AST, bool]:
-    """Return by parameter whether its spec is `P()`, so replicated; {} if one cannot be read."""
+    """Return by parameter whether it is replicated: its spec is `P()`; {} if one is not known."""
     parameters = [*function.args.posonlyargs, *function.args.args]
     in_specs = traced.resolve_name(module, site.arguments.get("in_specs"))
     specs = in_specs.elts if isinstance(in_specs, ast.Tuple) else [in_specs] * len(parameters)
@@ -73,7 +74,7 @@ class _Body:
 
     module: Module
     function: scopes.Function
-    parameters: dict[ast.AST, bool]  # whether each is replicated
+    is_replicated: dict[ast.AST, bool]  # by parameter of the function
 
     def find_summed(self, gradient: ast.expr) -> str | None:
         """Return the code of the argument by which `jax.grad` sums its gradient over the devices.
@@ -89,52 +90,57 @@ class _Body:
                 continue  # a loss of another file may communicate
             others = [value for value in call.args if value is not argument]
             others += self._captures(function)
-            has_sharded = any(self._is_replicated(value) is False for value in others)
-            if self._is_replicated(argument) and has_sharded:
+            has_sharded = any(self._is_same_on_devices(value) is False for value in others)
+            if self._is_same_on_devices(argument) and has_sharded:
                 return self.module.text(argument)
         return None
 
     def _gradient_calls(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
-        """Yield `(call, loss, argument)` of each `grad(loss)(...)`, the gradient by `argument`."""
+        """Yield `(call, loss, w)` of each call `jax.grad(loss)(w, x)` of one `jax.grad`.
+
+        With `argnums=1`, the third is `x`. The call may be of a name for `jax.grad(loss)`.
+        """
         grad_call = self.module.call_of(gradient)
         if grad_call is None or not grad_call.args:
             return
         argnums = [word.value for word in grad_call.keywords if word.arg == "argnums"]
         position: Any = getattr(argnums[0], "value", None) if argnums else 0
-        for read in (grad_call, *pmaps.reads_of(self.module, grad_call)):
-            call = self.module.call_of(read)
-            if call is not None and isinstance(position, int) and position < len(call.args):
+        if not isinstance(position, int):
+            return
+        for function in (grad_call, *pmaps.reads_of(self.module, grad_call)):
+            call = self.module.call_of(function)
+            if call is not None and position < len(call.args):
                 yield call, grad_call.args[0], call.args[position]
 
-    def _is_replicated(self, node: ast.expr, depth: int = 0) -> bool | None:
-        """Return whether a value is the same on all devices; None if that is not known."""
-        while isinstance(node, ast.Attribute | ast.Subscript):
+    def _is_same_on_devices(self, node: ast.expr, depth: int = 0) -> bool | None:
+        """Return whether a value is replicated, the same on all devices; None if not known."""
+        while isinstance(node, ast.Attribute | ast.Subscript):  # of `batch["x"]`, the `batch`
             node = node.value
-        if not isinstance(node, ast.Name) or depth > _MOST_NAMES:
+        if not isinstance(node, ast.Name) or depth > _MOST_ALIASES:
             return None
         bindings = self.module.reaching(node)
         if bindings is None or len(bindings) != 1:
             return None
         (binding,) = bindings
-        if binding.node in self.parameters:
-            return self.parameters[binding.node]
+        if binding.node in self.is_replicated:
+            return self.is_replicated[binding.node]
         if not self.module.is_inside(binding.node, self.function):
             return True if binding.kind == "assign" else None  # a captured variable
         # Another name for a value is like the value; all else that the body computes is sharded.
         if isinstance(binding.value, ast.Name | ast.Attribute):
-            return self._is_replicated(binding.value, depth + 1)
+            return self._is_same_on_devices(binding.value, depth + 1)
         return False
 
     def _communicates(self, loss: scopes.Function) -> bool:
         """Return whether a loss, or a function of the file that it calls, has a collective."""
-        callees = traced.reach(self.module, loss)
+        functions_run = traced.reach(self.module, loss)
         uses = self.module.uses(*_COLLECTIVES)
-        return any(around in callees for use in uses for around in self.module.ancestors(use))
+        return any(node in functions_run for use in uses for node in self.module.ancestors(use))
 
     def _captures(self, loss: scopes.Function) -> Iterator[ast.expr]:
-        """Yield the values of the body that a loss captures."""
+        """Yield a read of each variable of the body that a loss captures."""
         for scope in traced.scopes_in(self.module, loss):
-            for loads in scope.loads.values():
-                home = scope.lookup(loads[0].id)
-                if home is not None and home[0].node is self.function:
+            for name, loads in scope.loads.items():
+                scope_and_bindings = scope.lookup(name)
+                if scope_and_bindings is not None and scope_and_bindings[0].node is self.function:
                     yield loads[0]

@@ -6,14 +6,39 @@ from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Module, Rule, _renames
 from jax_dist.lint.rules._renames import Rename
 
-_CONSTRAINT = "with_sharding_constraint"
-_OLD = (
-    Rename("jax.experimental.pjit.pjit", "jax.jit", deprecated="0.8.0", needs=(0, 4, 14)),
-    Rename(f"jax.experimental.pjit.{_CONSTRAINT}", f"jax.lax.{_CONSTRAINT}", needs=(0, 4, 7)),
-)
-_SAME = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline"}
-_SAME |= {"keep_unused", "device", "backend", "compiler_options"}
+_SAME_IN_JIT = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames"}
+_SAME_IN_JIT |= {"inline", "keep_unused", "device", "backend", "compiler_options"}
 _SHARDINGS = {"in_shardings", "out_shardings"}
+
+
+def _jit_edits(module: Module, use: ast.expr) -> list[Edit] | None:
+    """Return [] (no edits) if `jax.jit` takes the same arguments as this use of pjit; else None."""
+    site = pmaps.site(module, use)
+    if not site.is_application or site.args or site.unknown or site.fun is None:
+        return None
+    if not site.arguments.keys() <= _SAME_IN_JIT | _SHARDINGS:
+        return None
+    shardings = [site.arguments[name] for name in _SHARDINGS if name in site.arguments]
+    return [] if all(isinstance(value, ast.Constant) for value in shardings) else None  # None
+
+
+def _constraint_edits(module: Module, use: ast.expr) -> list[Edit] | None:
+    """Return [] (no edits) but for the old `with_sharding_constraint(x, axis_resources=spec)`."""
+    call = module.call_of(use)
+    keywords = call.keywords if call is not None else []
+    return [] if all(keyword.arg == "shardings" for keyword in keywords) else None
+
+
+_PJIT, _CONSTRAINT = "jax.experimental.pjit.pjit", "with_sharding_constraint"
+_OLD = (
+    Rename(_PJIT, "jax.jit", "", deprecated="0.8.0", needs=(0, 4, 14), edit_arguments=_jit_edits),
+    Rename(
+        f"jax.experimental.pjit.{_CONSTRAINT}",
+        f"jax.lax.{_CONSTRAINT}",
+        needs=(0, 4, 7),
+        edit_arguments=_constraint_edits,
+    ),
+)
 
 
 @Rule(
@@ -26,20 +51,4 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     triggers=_renames.mentions(_OLD),
 )
 def pjit_to_jit(module: Module) -> Findings:
-    yield from _renames.find_renamed(module, _OLD, _keep_arguments)
-
-
-def _keep_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Return [] (no edits) if a use may take the new name with the same arguments; else None."""
-    if entry.new != "jax.jit":
-        # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
-        call = module.call_of(use)
-        keywords = call.keywords if call is not None else []
-        return [] if all(keyword.arg == "shardings" for keyword in keywords) else None
-    site = pmaps.site(module, use)
-    if not site.is_application or site.args or site.unknown or site.fun is None:
-        return None
-    if not site.arguments.keys() <= _SAME | _SHARDINGS:
-        return None
-    shardings = [site.arguments[name] for name in _SHARDINGS if name in site.arguments]
-    return [] if all(isinstance(value, ast.Constant) for value in shardings) else None
+    yield from _renames.find_renamed(module, _OLD)

@@ -19,12 +19,14 @@ _OF_ONE = re.compile(rb"psum(?!\w|\s*\(\s*[^\s1(#\\]| (?!as |if |else )[a-z])")
 def psum_of_one(module: Module) -> Findings:
     for call in module.calls("jax.lax.psum"):
         named = [word.value for word in call.keywords if word.arg == "axis_name"]
-        match [*call.args, *named]:
-            # By text: the values True and 1.0 equal 1, yet psum gives them other types.
-            case [one, axis] if call.args and len(named) == len(call.keywords):
-                if module.text(one) == "1":
-                    name, imports = module.name_for("jax.lax.axis_size", call)
-                    to_axis = Edit(module.span(one)[0], module.span(axis)[0], "")
-                    edits = (Edit(*module.span(call.func), name), to_axis)
-                    fix = Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)
-                    yield Found(call, "psum(1, axis) is axis_size(axis)", fix)
+        arguments = [*call.args, *named]
+        if not call.args or len(arguments) != 2 or len(named) != len(call.keywords):
+            continue
+        one, axis = arguments
+        # By text: the values True and 1.0 equal 1, yet psum gives them other types.
+        if module.text(one) == "1":
+            name, imports = module.name_for("jax.lax.axis_size", call)
+            up_to_axis = Edit(module.span(one)[0], module.span(axis)[0], "")  # `1, axis_name=`
+            edits = (Edit(*module.span(call.func), name), up_to_axis)
+            fix = Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)
+            yield Found(call, "psum(1, axis) is axis_size(axis)", fix)
