@@ -71,10 +71,7 @@ class Finding:
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes that can be made together, in order of place.
-
-    A fix that clashes with one before it is left out; that both have an equal edit is no clash.
-    """
+    """Return the fixes, in order of place, but for those that clash with one before them."""
     taken: list[Edit] = []  # all edits of the chosen fixes, sorted
     chosen: list[Fix] = []
     for fix in sorted(fixes, key=lambda fix: fix.edits[:1]):
@@ -95,17 +92,12 @@ def _fits(edit: Edit, taken: list[Edit]) -> bool:
 
 def _clash(edits: list[Edit]) -> bool:
     """Return whether of sorted edits two overlap, or begin at one byte: no order is right then."""
-    return any(
-        first.start == second.start or first.end > second.start
-        for first, second in itertools.pairwise(edits)
-    )
+    pairs = itertools.pairwise(edits)
+    return any(first.start == second.start or first.end > second.start for first, second in pairs)
 
 
 def apply_edits(code: bytes, edits: Iterable[Edit]) -> bytes:
-    """Return the code with all `edits` made; raise ValueError if two overlap.
-
-    The lines that they add end as the first line of the code does.
-    """
+    """Return the code with all `edits` made, which must not overlap; new lines end as the first."""
     first_line_end = re.search(rb"\r\n|\r|\n", code)
     newline = first_line_end[0].decode() if first_line_end else "\n"
     pieces: list[bytes] = []

@@ -13,7 +13,7 @@ _FROM = re.compile(
 )
 _AS = re.compile(rb"(\w+)(?:\s+as\s+(\w+))?")
 _IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
-_INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
+_INTERNAL_MODULES = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
 
 
 class Words:
@@ -44,17 +44,18 @@ class Words:
 
     def may_name(self, name: bytes) -> bool:
         """Return whether the code may use or import a dotted name, as `jax.core.Primitive`."""
-        home, _, last = name.rpartition(b".")
-        forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(home))
+        module, _, last = name.rpartition(b".")
+        forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(module))
         return name in self.imported or any(form in self.data for form in forms)
 
     def _spellings(self, module: bytes) -> set[bytes]:
-        """Return how the code may write a module: in full, as it is imported, or its last part."""
+        """Return how the code may write "jax.numpy": so, "numpy", or by an alias, "jnp"."""
         above, _, last = module.rpartition(b".")
-        is_internal = any(last in self.imported.get(home + last, ()) for home in _INTERNAL)
+        # Below `from jax._src import core`, the word "core" is not jax.core.
+        is_internal = any(last in self.imported.get(home + last, ()) for home in _INTERNAL_MODULES)
         spellings = {module} if is_internal else {module, last}
         spellings |= self.imported.get(module, set())
-        return spellings | {b"%s.%s" % (home, last) for home in self.imported.get(above, ())}
+        return spellings | {b"%s.%s" % (alias, last) for alias in self.imported.get(above, ())}
 
 
 def may_use_jax(data: bytes) -> bool:

@@ -1,4 +1,1 @@
-"""Settings, linting, suppressions, fixes and reports.
-
-A fix is not made if the new text would not parse, or would have new findings.
-"""
+"""Settings, linting, fixes and reports."""

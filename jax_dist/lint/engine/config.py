@@ -134,10 +134,7 @@ _BOUND = re.compile(r"(?:>=|==|~=|\^|>)\s*(\d+(?:\.\d+)*)")
 
 
 def _oldest_jax(folder: str) -> Version | None:
-    """Return the oldest jax that a project's requirements allow: (0, 5) for `jax>=0.5,<0.7`.
-
-    None if no file says.
-    """
+    """Return the oldest jax that a project requires: (0, 5) for `jax>=0.5`; None if not said."""
     for path in (os.path.join(folder, name) for name in _REQUIREMENTS):
         try:
             text = sources.read_bytes(path).decode("utf-8", "replace")

@@ -10,11 +10,11 @@ import gc
 import importlib
 import pkgutil
 import platform
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from jax_dist import _codes
 from jax_dist.lint import rules
-from jax_dist.lint.engine import suppressions
 from jax_dist.lint.findings import Code, Edit, Finding, Safety
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.project import Project
@@ -92,13 +92,28 @@ class Examiner:
         findings += [_syntax_error(source, error) for error in unparsed_cells]
         findings = [finding for finding in findings if finding.code in codes]
         if findings and b"noqa" in source.code.lower():
-            return suppressions.drop_suppressed(source, findings)
+            return [finding for finding in findings if not _is_suppressed(source, finding)]
         return findings
 
     def _codes_for(self, path: str) -> frozenset[Code]:
         """Return the codes to check in a file: all but those that `per-file-ignores` turn off."""
         ignored = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*ignored)
+
+
+_REST_OF_LINE = re.compile(rb"[^\r\n]*")
+_NOQA = re.compile(rb"#\s*noqa\b(?:\s*:\s*((?:(?:[a-z]+[0-9]+|jxd)\b[\s,]*)*))?", re.IGNORECASE)
+
+
+def _is_suppressed(source: Source, finding: Finding) -> bool:
+    """Return whether a comment `# noqa` or `# noqa: JXD306` on its first or last line hides it."""
+    for offset in finding.span:
+        line_end = _REST_OF_LINE.match(source.code, offset)
+        for noqa in _NOQA.finditer(line_end[0] if line_end else b""):
+            codes = re.findall(r"\w+", (noqa[1] or b"JXD").decode().upper())
+            if finding.code.startswith(tuple(codes)):  # "JXD" stands for all
+                return True
+    return False
 
 
 def load(path: str, data: bytes) -> Source:
@@ -121,13 +136,10 @@ def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
 def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
-    """Return the findings, suppressed ones too, for code that must run on the jax `target`.
-
-    A fix that needs a newer jax is only shown; one that would remove a comment is dropped.
-    """
+    """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
     source = module.source
     findings: list[Finding] = []
-    checked_edits: tuple[Edit, ...] = ()  # those of the last fix, for many matches may share them
+    checked_edits: tuple[Edit, ...] = ()  # those of the last fix; many matches may share them
     loses_comment = False  # whether `checked_edits` remove a comment
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:

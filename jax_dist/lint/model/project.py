@@ -66,8 +66,7 @@ class Project:
     def _meaning_in(self, path: str, name: str) -> Meaning | None:
         """Return what "pmap" or "compat.pmap" means at module level of the file `path`.
 
-        With `from jax import pmap` there, "pmap" means "jax.pmap". None if the file does not show
-        it, or defines the name itself.
+        None if the file does not show it, or defines the name itself.
         """
         key = (path, name)
         if key in self._meanings:
@@ -87,10 +86,7 @@ class Project:
         return meaning
 
     def _file(self, name: str, folder: str) -> str | None:
-        """Return the file "pkg/utils.py" of the module "pkg.utils" that files in `folder` import.
-
-        None if it is not in the project.
-        """
+        """Return the file that `import name` in `folder` reads; None if not one of the project."""
         parts = name.split(".")
         import_root = None if parts[0] in KNOWN else self._import_root(parts[0], folder)
         if import_root is None:

@@ -140,8 +140,7 @@ class NameFlow:
         states = self._after_binders.setdefault(block, [_AtPoint({}, hides_earlier=False)])
         binders = self._binders.get(block, [])
         while len(states) <= count:
-            next_binder = binders[len(states) - 1]
-            states.append(self._after_binder(next_binder, before=states[-1]))
+            states.append(self._after_binder(binders[len(states) - 1], before=states[-1]))
         return states[count]
 
     def _after_binder(self, statement: Any, before: _AtPoint) -> _AtPoint:

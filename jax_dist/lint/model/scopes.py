@@ -72,6 +72,8 @@ class Scopes:
     nodes: list[Any]  # all but names
     parents: dict[Any, Any]  # the node around each node but the module
     scope_of: dict[ast.AST, NameScope]  # of defaults, decorators, ...; a cache for other nodes
+    # By scope those right inside it; a list in each scope would make reference cycles.
+    children: dict[NameScope, list[NameScope]] = dataclasses.field(default_factory=dict)
     _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -191,12 +193,10 @@ class _Walk:
         self.waiting: list[tuple[NameScope, list[Any]]] = []
 
     def visit(self, nodes: list[Any]) -> None:
-        """Record the names that `nodes` of one scope, and all below them, bind and read.
+        """Record what the nodes of one scope, and all below them, bind and read.
 
-        `nodes` is a stack, which ends empty. The insides of a def, class, lambda or comprehension
-        are put into `waiting`, for a later call.
+        `nodes` is a stack, which ends empty. The insides of a def or the like go to `waiting`.
         """
-        # Local variables, for this is the hot loop.
         pop, push, add_node = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
         visited_fields, binders, name, load = _VISITED, _BINDERS, ast.Name, ast.Load
@@ -231,6 +231,7 @@ class _Walk:
         `nodes` of that scope.
         """
         scope = NameScope(node, self.scope)
+        self.scopes.children.setdefault(self.scope, []).append(scope)
         self.scopes.all.append(scope)
         self.scopes.of[node] = scope
         for part, parent in _parts_outside(node):
@@ -310,13 +311,10 @@ def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:
 
 
 _BINDERS: dict[type, Any] = {
-    ast.Assign: _bind_targets,
-    ast.AnnAssign: _bind_targets,
-    ast.NamedExpr: _bind_targets,
+    **dict.fromkeys(_ASSIGNMENTS, _bind_targets),
+    **dict.fromkeys((ast.Global, ast.Nonlocal), _bind_outside),
     ast.alias: _bind_import,
     ast.arg: _bind_named,
-    ast.Global: _bind_outside,
-    ast.Nonlocal: _bind_outside,
 }
 _KIND_OF_NAMED: dict[type, _BindingKind] = {
     ast.arg: "parameter",

@@ -166,10 +166,7 @@ class Module:
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
-        """Return the meaning of a dotted name, followed through the files of the project.
-
-        With `pmap = jax.pmap` in compat.py, that of "compat.pmap" is `Meaning("jax.pmap")`.
-        """
+        """Return the meaning of such as "compat.pmap", followed through the project's files."""
         if name not in self._canonical:
             self._canonical[name] = Meaning(name)  # ends a circle of imports
             is_library = name.partition(".")[0] in KNOWN
@@ -339,8 +336,8 @@ class Module:
     def values(self, node: ast.expr) -> list[ast.expr] | None:
         """Return the values that a name or `self.x` may have where it is read.
 
-        For `self.x` they are all that its class assigns. None if not all are known: a parameter or
-        the target of a loop may have others. None also for any other expression.
+        For `self.x` they are all that its class assigns. None if not all are known, as those of a
+        parameter or of the target of a loop are not. None also for any other expression.
         """
         if isinstance(node, ast.Attribute):
             return self.attribute_values(node)

@@ -74,22 +74,11 @@ def _named_functions(module: Module, function: scopes.Function) -> list[scopes.F
 
 
 def scopes_in(module: Module, function: scopes.Function) -> list[scopes.NameScope]:
-    """Return the function's own scope and those in it, in order."""
-    children = _children(module)
+    """Return the function's own scope and those in it, at any depth, in order."""
     inside = [module.scopes.of[function]]
-    for scope in inside:
-        inside += children.get(scope, [])
+    for scope in inside:  # which grows
+        inside += module.scopes.children.get(scope, [])
     return inside
-
-
-@once
-def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
-    """Return, by scope, the scopes right inside it."""
-    children: dict[scopes.NameScope, list[scopes.NameScope]] = {}
-    for scope in module.scopes.all:
-        if scope.parent is not None:
-            children.setdefault(scope.parent, []).append(scope)
-    return children
 
 
 # By transformation: the positions of the functions among its arguments.

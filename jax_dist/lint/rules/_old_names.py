@@ -83,7 +83,7 @@ _MESH = "use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the pla
 
 
 def _expand_row(row: str) -> Iterator[Rename]:
-    """Yield the renames in a row of `_MOVED`."""
+    """Yield the renames in a row of `_MOVED`: "jax.config jax - 0 FLAGS:config config" has two."""
     old_home, new_home, gone, needs, *names = row.split()
     version = tuple(map(int, needs.split(".")))
     for old, _, new in (name.partition(":") for name in names):
@@ -91,16 +91,11 @@ def _expand_row(row: str) -> Iterator[Rename]:
         yield Rename(f"{old_home}.{old}", new_name, gone.strip("-"), needs=version)
 
 
-def _without_successor(row: str) -> Rename:
-    """Return the entry for a row of `_WITHOUT_SUCCESSOR`."""
-    old, gone, hint = row.split(maxsplit=2)
-    return Rename(old, "", gone.strip("-"), hint)
-
-
+_WITHOUT_SUCCESSOR_ROWS = [row.split(maxsplit=2) for row in _WITHOUT_SUCCESSOR.strip().splitlines()]
 NAMES: tuple[Rename, ...] = (
     *(rename for row in _MOVED.strip().splitlines() for rename in _expand_row(row)),
     Rename("jax.api", "jax", "0.2.21"),
-    *map(_without_successor, _WITHOUT_SUCCESSOR.strip().splitlines()),
+    *(Rename(old, "", gone.strip("-"), hint) for old, gone, hint in _WITHOUT_SUCCESSOR_ROWS),
     *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in _INDEX),
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
     Rename("jax.host_id", "jax.process_index", deprecated="0.2.13"),

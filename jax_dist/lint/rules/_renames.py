@@ -175,8 +175,7 @@ def _import_edits(
 ) -> list[Edit] | None:
     """Return the edits that import `new_names` under the names that the file uses.
 
-    `from jax import tree_map, jit` becomes `from jax.tree_util import tree_map` above
-    `from jax import jit`. None if the import does not begin its line.
+    Those of other modules get lines above it. None if the import does not begin its line.
     """
     indent, _ = module.margins(statement)
     if indent.strip():

@@ -5,8 +5,8 @@ import ast
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DIR = "jax_compilation_cache_dir"
-_TIME = "jax_persistent_cache_min_compile_time_secs"
-_SHARED = ("/tmp/", "/var/tmp/", "/dev/shm/")
+_MIN_TIME = "jax_persistent_cache_min_compile_time_secs"
+_ANYONE_CAN_WRITE = ("/tmp/", "/var/tmp/", "/dev/shm/")
 _MODULE = "jax.experimental.compilation_cache.compilation_cache"
 
 
@@ -22,7 +22,8 @@ _MODULE = "jax.experimental.compilation_cache.compilation_cache"
     triggers=(_DIR.encode(), b"compilation_cache"),
 )
 def cache_config(module: Module) -> Findings:
-    has_time = any(name.encode() in module.source.code for name in (_TIME, _TIME.upper()))
+    variable = _MIN_TIME.upper()  # of the environment
+    has_min_time = any(name.encode() in module.source.code for name in (_MIN_TIME, variable))
     calls = module.calls(f"{_MODULE}.set_cache_dir", f"{_MODULE}.initialize_cache")
     settings = [(call, call.args[0]) for call in calls if call.args]
     for call in module.calls("jax.config.update"):
@@ -31,10 +32,10 @@ def cache_config(module: Module) -> Findings:
                 settings.append((call, folder))
     for call, folder in settings:
         name = folder.value if isinstance(folder, ast.Constant) else ""
-        if not has_time and name is not None:
+        if not has_min_time and name is not None:  # None switches the cache off
             message = "programs that compile in less than 1 second are not kept"
             yield Found(call, message, _time_fix(module, call))
-        if isinstance(name, str) and f"{name}/".startswith(_SHARED):
+        if isinstance(name, str) and f"{name}/".startswith(_ANYONE_CAN_WRITE):
             yield Found(folder, "anyone who can write this folder can have their code run as yours")
 
 
@@ -46,5 +47,5 @@ def _time_fix(module: Module, call: ast.Call) -> Fix | None:
     name, imports = module.name_for("jax.config.update", call)
     quote = "'" if "'" in module.text(call) else '"'
     start = module.offset(call.lineno, 0)
-    edit = Edit(start, start, f"{indent}{name}({quote}{_TIME}{quote}, 0)\n")
+    edit = Edit(start, start, f"{indent}{name}({quote}{_MIN_TIME}{quote}, 0)\n")
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)

@@ -11,14 +11,12 @@ from jax_dist.lint.rules import Findings, Found, Module, Rule
 _LARGE = 1024  # numbers; 4 KiB of float32
 _ARRAY_LIBRARIES = ("jax.numpy", "numpy", "jax.random", "numpy.random")
 # Functions that make an array of a shape, with the position of the shape among their arguments.
-_SHAPE_POSITIONS = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "arange": 0}
-_SHAPE_POSITIONS |= {"linspace": 2, "normal": 1, "uniform": 1, "randint": 1, "bernoulli": 2}
-_SHAPE_POSITIONS |= {"truncated_normal": 3}
+_SHAPE_AT = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "arange": 0, "linspace": 2}
+_SHAPE_AT |= {"normal": 1, "uniform": 1, "randint": 1, "bernoulli": 2, "truncated_normal": 3}
 # Functions whose results are about as large as their first argument, or of unknown size.
-_SIZED_BY_ARGUMENT = {"array", "asarray", "stack", "concatenate", "tile", "repeat", "einsum", "dot"}
-_SIZED_BY_ARGUMENT |= {"matmul", "outer", "tril", "triu", "broadcast_to", "reshape", "transpose"}
-_SIZED_BY_ARGUMENT |= {"zeros_like", "ones_like", "full_like", "load", "loadtxt", "genfromtxt"}
-_SIZED_BY_ARGUMENT |= {"fromfile"}
+_LIKE_INPUT = {"array", "asarray", "stack", "concatenate", "tile", "repeat", "einsum", "matmul"}
+_LIKE_INPUT |= {"dot", "outer", "tril", "triu", "broadcast_to", "reshape", "transpose"}
+_LIKE_INPUT |= {"zeros_like", "ones_like", "full_like", "load", "loadtxt", "genfromtxt", "fromfile"}
 _METHODS_THAT_KEEP_SIZE = ("reshape", "astype", "transpose", "copy")
 
 
@@ -56,10 +54,7 @@ def captured_array(module: Module) -> Findings:
 def _find_array_reads(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
-    """Yield `(read, "x", call)` where a function first reads the large array of `x = call`.
-
-    Also `(read, "self.x", call)`.
-    """
+    """Yield `(read, "x", call)` where a function first reads the array of `x = call`, if large."""
     names_seen: set[str] = set()
     inner_scopes = traced.scopes_in(module, function)
     for scope in inner_scopes:
@@ -88,10 +83,10 @@ def _makes_large_array(module: Module, call: ast.Call) -> bool:
         keeps_size = function.attr in _METHODS_THAT_KEEP_SIZE  # `jnp.zeros(n).reshape(shape)`
         return keeps_size and _makes_large_array(module, function.value)
     library, _, last = name.rpartition(".")
-    if library in _ARRAY_LIBRARIES and last in _SHAPE_POSITIONS:
-        return _has_large_shape(call, _SHAPE_POSITIONS[last], library)
-    is_sized_by_argument = library in _ARRAY_LIBRARIES and last in _SIZED_BY_ARGUMENT
-    if not call.args or not (is_sized_by_argument or name == "jax.device_put"):
+    if library in _ARRAY_LIBRARIES and last in _SHAPE_AT:
+        return _has_large_shape(call, _SHAPE_AT[last], library)
+    is_as_large_as_input = library in _ARRAY_LIBRARIES and last in _LIKE_INPUT
+    if not call.args or not (is_as_large_as_input or name == "jax.device_put"):
         return False
     return _may_be_large(module, call.args[0])
 
@@ -111,10 +106,7 @@ def _may_be_large(module: Module, argument: ast.expr) -> bool:
 
 
 def _has_large_shape(call: ast.Call, position: int, library: str) -> bool:
-    """Return whether `zeros(shape)` may make a large array; its shape is argument `position`.
-
-    It may if it has 1024 numbers or more, or if its shape is not written as numbers.
-    """
+    """Return whether a call, whose shape is at a position, may make an array of 1024 numbers."""
     shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
     if library != "numpy.random":  # whose functions take sizes in many places
         shapes += call.args[position : position + 1]

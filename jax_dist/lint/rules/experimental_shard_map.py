@@ -6,7 +6,7 @@ from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._renames import Rename
 
-_PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
+_PARAMETERS = ("mesh", "in_specs", "out_specs", "check_vma")  # behind the function
 
 
 def _pass_by_keyword(module: Module, use: ast.expr) -> list[Edit] | None:
@@ -25,10 +25,9 @@ def _pass_by_keyword(module: Module, use: ast.expr) -> list[Edit] | None:
         start = module.span(argument)[0]
         if module.source.code[:start].rstrip().endswith(b"("):
             return None  # in parentheses of its own
-        name = "check_vma" if parameter == "check_rep" else parameter
-        edits.append(Edit(start, start, f"{name}="))
-    renamed = (keyword for keyword in site.keywords if keyword.arg == "check_rep")
-    return [*edits, *(_rename_check_rep(module, keyword) for keyword in renamed)]
+        edits.append(Edit(start, start, f"{parameter}="))
+    check_rep = [keyword for keyword in site.keywords if keyword.arg == "check_rep"]
+    return [*edits, *(_rename_check_rep(module, keyword) for keyword in check_rep)]
 
 
 def _rename_check_rep(module: Module, keyword: ast.keyword) -> Edit:

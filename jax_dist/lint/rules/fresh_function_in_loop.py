@@ -47,10 +47,7 @@ def fresh_function_in_loop(module: Module) -> Findings:
 
 
 def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
-    """Return the innermost loop that evaluates a node anew in each iteration; None if none does.
-
-    A function ends the search: its code runs when it is called, which may be elsewhere.
-    """
+    """Return the innermost loop that evaluates a node in each iteration, without calling a def."""
     child = node
     for around in module.ancestors(node):
         if isinstance(around, scopes.Function | ast.ClassDef):
@@ -65,10 +62,7 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
-    """Return whether `fun` of `jit(fun)` is made anew by each iteration of a loop.
-
-    It is a lambda, partial or def in the loop, or a name for one.
-    """
+    """Return whether `fun` is a lambda, partial or def in the loop itself, or a name for one."""
     value: Any = traced.resolve_name(module, fun) or fun
     name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
     if name in PARTIAL:

@@ -96,10 +96,7 @@ class _Body:
         return None
 
     def _gradient_calls(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
-        """Yield `(call, loss, w)` of each call `jax.grad(loss)(w, x)` of one `jax.grad`.
-
-        With `argnums=1`, the third is `x`. The call may be of a name for `jax.grad(loss)`.
-        """
+        """Yield `(call, loss, w)` of each `jax.grad(loss)(w, x)`; with `argnums=1`, x for w."""
         grad_call = self.module.call_of(gradient)
         if grad_call is None or not grad_call.args:
             return

@@ -27,11 +27,12 @@ def index_zero_of_sharded(module: Module) -> Findings:
         message = "unreplicate takes `x[0]` of sharded arrays, which computes over the whole mesh"
         yield Found(node, message, _fix_of_flax(module, node))
     for call in filter(None, map(module.call_of, module.uses(*stacking.TREE_MAPS))):
-        tree = stacking.first_of_leaves(module, call)
+        tree = stacking.first_of_leaves(module, call)  # of `tree_map(lambda x: x[0], tree)`
         origins = [] if tree is None else _mapped_results.origins(module, tree)
         if origins:
             message = "`x[0]` of sharded arrays computes over the whole mesh"
-            yield Found(call, message, _fix(module, getattr(call.args[0], "body", None), origins))
+            result = getattr(call.args[0], "body", None)  # the `x[0]`, if in a lambda
+            yield Found(call, message, _fix(module, result, origins))
     for node in module.nodes(ast.Subscript) if _mapped_results.mapped_calls(module) else ():
         if module.text(node.slice) != "0" or not isinstance(node.ctx, ast.Load):
             continue

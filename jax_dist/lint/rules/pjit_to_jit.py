@@ -29,12 +29,12 @@ def _constraint_edits(module: Module, use: ast.expr) -> list[Edit] | None:
     return [] if all(keyword.arg == "shardings" for keyword in keywords) else None
 
 
-_PJIT, _CONSTRAINT = "jax.experimental.pjit.pjit", "with_sharding_constraint"
+_PJIT = "jax.experimental.pjit.pjit"
 _OLD = (
-    Rename(_PJIT, "jax.jit", "", deprecated="0.8.0", needs=(0, 4, 14), edit_arguments=_jit_edits),
+    Rename(_PJIT, "jax.jit", deprecated="0.8.0", needs=(0, 4, 14), edit_arguments=_jit_edits),
     Rename(
-        f"jax.experimental.pjit.{_CONSTRAINT}",
-        f"jax.lax.{_CONSTRAINT}",
+        "jax.experimental.pjit.with_sharding_constraint",
+        "jax.lax.with_sharding_constraint",
         needs=(0, 4, 7),
         edit_arguments=_constraint_edits,
     ),

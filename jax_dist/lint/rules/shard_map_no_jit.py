@@ -38,15 +38,14 @@ def _is_eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
     if function is None:
         return True
     if isinstance(function, ast.Lambda) or function.decorator_list or depth == _DEEPEST:
-        return False
+        return False  # it may be traced
     if not isinstance(module.parent(function), ast.Module):
         return False
     if function.name == "main":
         return True
-    calls = list(map(module.call_of, module.reads(module.scope(function), function.name)))
-    return bool(calls) and all(
-        call is not None and _is_eager(module, call, depth + 1) for call in calls
-    )
+    reads = module.reads(module.scope(function), function.name)
+    calls = [module.call_of(read) for read in reads]  # None where it is passed on, as in jit(f)
+    return bool(calls) and all(call and _is_eager(module, call, depth + 1) for call in calls)
 
 
 def _jit_around(module: Module, node: ast.expr, *, is_def: bool) -> Fix:

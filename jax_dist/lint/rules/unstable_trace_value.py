@@ -26,12 +26,13 @@ _UNSTABLE = (
     triggers=traced.TRIGGERS,
 )
 def unstable_trace_value(module: Module) -> Findings:
-    traced_functions = reversed(traced.find_traced(module))  # so that the first of a function wins
-    traced_by: dict[ast.AST, str] = {function: by for by, function in traced_functions}
+    traced_by: dict[ast.AST, str] = {}
+    for by, function in traced.find_traced(module):
+        traced_by.setdefault(function, by)
     if not traced_by:
         return
-    calls = (call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash"))
-    for call in (*module.calls(*_UNSTABLE), *calls):
+    ids = [call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash")]
+    for call in (*module.calls(*_UNSTABLE), *ids):
         around = module.ancestors(call)
         by = next((traced_by[node] for node in around if node in traced_by), None)
         if by is not None:
