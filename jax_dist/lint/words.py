@@ -35,11 +35,11 @@ class Words:
     def imported(self) -> dict[bytes, set[bytes]]:
         """The names that imports give to a dotted name: `{b"jax.numpy": {b"jnp"}}`."""
         by_name: dict[bytes, set[bytes]] = {}
-        for home, names in _FROM.findall(self.data):
-            for name, short in _AS.findall(names):
-                by_name.setdefault(b"%s.%s" % (home, name), set()).add(short or name)
-        for name, short in _IMPORT_AS.findall(self.data):
-            by_name.setdefault(name, set()).add(short)
+        for module, names in _FROM.findall(self.data):
+            for name, alias in _AS.findall(names):
+                by_name.setdefault(b"%s.%s" % (module, name), set()).add(alias or name)
+        for module, alias in _IMPORT_AS.findall(self.data):
+            by_name.setdefault(module, set()).add(alias)
         return by_name
 
     def may_name(self, name: bytes) -> bool:

@@ -77,11 +77,10 @@ def _read(path: str) -> Config | None:
         raise MisuseError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MisuseError(f"{path}: is not TOML: {error}") from error
-    match table:
-        case {"tool": {"jax-dist": {**settings}}}:
-            pass
-        case _:
-            return None
+    tools = table.get("tool")
+    settings = tools.get("jax-dist") if isinstance(tools, dict) else None
+    if not isinstance(settings, dict):
+        return None
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in _KEYS:

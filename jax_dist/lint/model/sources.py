@@ -165,20 +165,20 @@ class Patterns:
 
         `name` is its last part, if the names of the folders above need not be checked.
         """
-        of_names, of_places = self._expressions
+        name_pattern, path_pattern = self._expressions
         parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
-        places = itertools.accumulate(parts, "{}/{}".format)
+        paths = itertools.accumulate(parts, "{}/{}".format)  # "a", "a/b", "a/b/c.py"
         names = [name] if name else parts
-        return any(map(of_names.fullmatch, names)) or any(map(of_places.fullmatch, places))
+        return any(map(name_pattern.fullmatch, names)) or any(map(path_pattern.fullmatch, paths))
 
     @functools.cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """The patterns without a slash, and those with one, as an expression each."""
         texts = [text.replace("\\", "/").rstrip("/").removeprefix("./") for text in self.texts]
         texts = [text.removeprefix("**/") for text in texts]
-        of_names = [fnmatch.translate(text) for text in texts if "/" not in text]
-        of_places = [fnmatch.translate(text) for text in texts if "/" in text]
-        return re.compile("|".join(of_names)), re.compile("|".join(of_places))
+        for_names = [fnmatch.translate(text) for text in texts if "/" not in text]
+        for_paths = [fnmatch.translate(text) for text in texts if "/" in text]
+        return re.compile("|".join(for_names)), re.compile("|".join(for_paths))
 
 
 _NOT_OURS = """

@@ -55,9 +55,9 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     if change is None or change.count is None or not counts_devices(module, change.count):
         return None
     if change.kind is Kind.SPLIT:  # but a list of devices that is reshaped to a mesh is no batch
-        names = [node for node in ast.walk(change.of) if isinstance(node, ast.Name | ast.Attribute)]
-        for name in names:
-            if module.qualified_name(name) in _LIST_DEVICES or lists_devices(module, name):
+        parts = [part for part in ast.walk(change.of) if isinstance(part, ast.Name | ast.Attribute)]
+        for part in parts:
+            if module.qualified_name(part) in _LIST_DEVICES or lists_devices(module, part):
                 return None
     return change
 

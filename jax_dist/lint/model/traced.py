@@ -59,15 +59,15 @@ def reach(module: Module, function: scopes.Function) -> list[scopes.Function]:
     reached = {function: None}  # an ordered set
     waiting = [function]
     while waiting:
-        for named in _named_functions(module, waiting.pop()):
-            if named not in reached:
-                reached[named] = None
-                waiting.append(named)
+        for helper in _helpers(module, waiting.pop()):
+            if helper not in reached:
+                reached[helper] = None
+                waiting.append(helper)
     return list(reached)
 
 
 @once
-def _named_functions(module: Module, function: scopes.Function) -> list[scopes.Function]:
+def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return the functions of the file that a function's code names."""
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute))
     return list(filter(None, (pmaps.definition(module, name) for name in names)))

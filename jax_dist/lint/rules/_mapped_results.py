@@ -79,17 +79,15 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
     After `params, _ = f()`, the part ("w",) of `params` is the part (0, "w") of `f()`; the part ()
     of `params["w"]` is the part ("w",) of `params`.
     """
-    match node:
-        case ast.Attribute(value=value, attr=name) if name not in _OF_ANY_ARRAY:
-            return [(value, (f".{name}", *path))]
-        case ast.Subscript(value=value, slice=ast.Constant(value=str() as key)):
-            return [(value, (key, *path))]
-        case ast.Name():
-            bindings = module.reaching(node)
-        case _:
-            return None
+    if isinstance(node, ast.Attribute) and node.attr not in _OF_ANY_ARRAY:
+        return [(node.value, (f".{node.attr}", *path))]
+    if isinstance(node, ast.Subscript):
+        key = getattr(node.slice, "value", None)  # of a literal
+        return [(node.value, (key, *path))] if isinstance(key, str) else None
+    if not isinstance(node, ast.Name):
+        return None
     steps: list[_Step] = []
-    for binding in bindings or ():
+    for binding in module.reaching(node) or ():
         if binding.kind == "assign" and binding.value:
             steps.append((binding.value, path))
             continue
@@ -104,13 +102,13 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
     return steps or None
 
 
-_KEEP_TREES = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
-_GIVE_ARRAYS = """
+_RETURN_SAME_TREE = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
+_NAMES = """
 abs all any arange argmax argmin array asarray clip concatenate cos cumsum dot einsum exp full log
 matmul max maximum mean median min minimum ones power prod ravel reshape round sin sqrt square stack
 std sum tanh transpose var vdot zeros zeros_like ones_like
 """
-_ARRAY_FUNCTIONS = frozenset(_GIVE_ARRAYS.split())
+_RETURN_ARRAY = frozenset(_NAMES.split())  # of NumPy and jax.numpy
 
 
 def is_array(module: Module, origin: Origin) -> bool:
@@ -121,25 +119,24 @@ def is_array(module: Module, origin: Origin) -> bool:
 
 
 def _is_array(module: Module, node: ast.expr, path: Path, depth: int = 0) -> bool:
-    """Return whether the value at `path` in an expression is surely one array."""
+    """Return whether the value at `path` in an expression is surely one array.
+
+    Of `(jnp.sum(x), state)` the value at (0,) is; of `state` nothing is known.
+    """
     value = module.value(node) if isinstance(node, ast.Name) and depth < 8 else None
     if value is not None:
         return _is_array(module, value, path, depth + 1)
-    match node:
-        case ast.Tuple() | ast.List() | ast.Dict():
-            part = functions.part_of(node, path)
-            return part is not None and _is_array(module, part, path[1:], depth + 1)
-        case _ if path:
-            return False
-        case ast.BinOp(left=ast.Tuple() | ast.List()) | ast.BinOp(right=ast.Tuple() | ast.List()):
-            return False  # `[x] * 2`
-        case ast.BinOp(op=ast.Add()):
-            return False  # tuples are added, too
-        case ast.BinOp() | ast.Compare() | ast.UnaryOp() | ast.Constant():
-            return True
-        case ast.Call(func=function, args=[first, *_]):
-            root, _, last = (module.qualified_name(function) or "").rpartition(".")
-            if f"{root}.{last}" in _KEEP_TREES:
-                return _is_array(module, first, (), depth + 1)
-            return root in ("jax.numpy", "numpy") and last in _ARRAY_FUNCTIONS
-    return False
+    if isinstance(node, ast.Tuple | ast.List | ast.Dict):
+        part = functions.part_of(node, path)
+        return part is not None and _is_array(module, part, path[1:], depth + 1)
+    if path:
+        return False
+    if isinstance(node, ast.BinOp):  # not if it may be of tuples: `a + b`, `[x] * 2`
+        is_of_literal = any(isinstance(n, ast.Tuple | ast.List) for n in (node.left, node.right))
+        return not is_of_literal and not isinstance(node.op, ast.Add)
+    if isinstance(node, ast.Call) and node.args:
+        library, _, last = (module.qualified_name(node.func) or "").rpartition(".")
+        if f"{library}.{last}" in _RETURN_SAME_TREE:
+            return _is_array(module, node.args[0], (), depth + 1)
+        return library in ("jax.numpy", "numpy") and last in _RETURN_ARRAY
+    return isinstance(node, ast.Compare | ast.UnaryOp | ast.Constant)

@@ -109,9 +109,9 @@ def _attribute_fix(module: Module, entry: Rename, node: ast.expr) -> Fix | None:
 
 
 def _may_change_isinstance(module: Module, entry: Rename, node: ast.AST) -> bool:
-    """Return whether `jax.Array` would replace a narrower type, as KeyArray, beside annotations.
+    """Return whether `jax.Array` would replace a narrower type, such as KeyArray, in running code.
 
-    There it may change a result: `isinstance(x, jax.Array)` is true of more than keys.
+    `isinstance(x, jax.Array)` is true of more than keys; in an annotation it changes nothing.
     """
     if entry.new != "jax.Array":
         return False
@@ -196,7 +196,7 @@ def _import_edits(
     ]
     start, end = module.span(statement)
     leaving = {alias for names in moved.values() for alias in names}
-    if len(leaving) == len(statement.names):
+    if len(leaving) == len(statement.names):  # no name stays
         return [Edit(start, end, f"\n{indent}".join(lines))]
     if leaving:
         edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))

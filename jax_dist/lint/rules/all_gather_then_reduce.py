@@ -37,15 +37,16 @@ def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str] | None:
 
     None if there is no such reduction around the gather, or it has other arguments.
     """
-    match module.parent(gather):
-        case ast.Attribute(attr=name) as method:
-            call = module.call_of(method)
-            axes = call.args if call else []
-        case ast.Call(args=[first, *axes]) as call if first is gather:
-            root, _, name = (module.qualified_name(call.func) or "").rpartition(".")
-            name = name if root == "jax.numpy" else ""
-        case _:
-            return None
+    parent = module.parent(gather)
+    if isinstance(parent, ast.Attribute):
+        call, name = module.call_of(parent), parent.attr
+        axes = call.args if call else []
+    elif isinstance(parent, ast.Call) and parent.args[:1] == [gather]:
+        call, axes = parent, parent.args[1:]
+        library, _, name = (module.qualified_name(call.func) or "").rpartition(".")
+        name = name if library == "jax.numpy" else ""
+    else:
+        return None
     if call is None or name not in _REDUCTIONS:
         return None
     named = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]

@@ -27,9 +27,8 @@ def cache_config(module: Module) -> Findings:
     calls = module.calls(f"{_MODULE}.set_cache_dir", f"{_MODULE}.initialize_cache")
     settings = [(call, call.args[0]) for call in calls if call.args]
     for call in module.calls("jax.config.update"):
-        match call.args:
-            case [ast.Constant(value=name), folder] if name == _DIR:
-                settings.append((call, folder))
+        if len(call.args) == 2 and getattr(call.args[0], "value", None) == _DIR:
+            settings.append((call, call.args[1]))
     for call, folder in settings:
         name = folder.value if isinstance(folder, ast.Constant) else ""
         if not has_min_time and name is not None:  # None switches the cache off

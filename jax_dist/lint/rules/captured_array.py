@@ -54,7 +54,10 @@ def captured_array(module: Module) -> Findings:
 def _find_array_reads(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
-    """Yield `(read, "x", call)` where a function first reads the array of `x = call`, if large."""
+    """Yield `(read, "x", call)` where a function first reads the large array of `x = call`.
+
+    Also `(read, "self.x", call)` of `self.x = call`.
+    """
     names_seen: set[str] = set()
     inner_scopes = traced.scopes_in(module, function)
     for scope in inner_scopes:

@@ -18,8 +18,9 @@ def _jit_edits(module: Module, use: ast.expr) -> list[Edit] | None:
         return None
     if not site.arguments.keys() <= _SAME_IN_JIT | _SHARDINGS:
         return None
+    # Only `in_shardings=None` has the same meaning without a mesh around it.
     shardings = [site.arguments[name] for name in _SHARDINGS if name in site.arguments]
-    return [] if all(isinstance(value, ast.Constant) for value in shardings) else None  # None
+    return [] if all(isinstance(value, ast.Constant) for value in shardings) else None
 
 
 def _constraint_edits(module: Module, use: ast.expr) -> list[Edit] | None:
