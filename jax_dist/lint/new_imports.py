@@ -120,32 +120,32 @@ def _binds_jax(statement: ast.stmt) -> bool:
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     """Return the edit that adds an import to its group: as a rule below the import of jax."""
-    code, head, new = source.code, _import_block(tree), ast.parse(line).body[0]
-    if not head:  # below the comments at the top: a licence, `#!`, the encoding
+    code, block, new = source.code, _import_block(tree), ast.parse(line).body[0]
+    if not block:  # below the comments at the top: a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
         start = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
         return Edit(start, start, f"{line}\n\n")
     root = _name(new).partition(".")[0]
     project = "" if root in KNOWN or root in sys.stdlib_module_names else root
     group = functools.partial(_group, project=project, folder=os.path.dirname(source.path))
-    above_head = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
-    at_top = [*above_head, *filter(_is_import, head)]
-    if group(new) == 1 and any(group(node) == 1 for node in above_head):
-        head = above_head  # the standard library may stand above jax
-    imports = list(filter(_is_import, head))
+    above_block = list(filter(_is_import, tree.body[: tree.body.index(block[0])]))
+    at_top = [*above_block, *filter(_is_import, block)]
+    if group(new) == 1 and any(group(node) == 1 for node in above_block):
+        block = above_block  # the standard library may stand above jax
+    imports = list(filter(_is_import, block))
     same_group = _first_block(code, [node for node in imports if group(node) == group(new)])
     if not same_group:  # a new group, behind a blank line
-        earlier = [node for node in head if node not in imports or group(node) < group(new)]
-        start, line_end = _line_below(source, earlier[-1] if earlier else head[0])
+        earlier = [node for node in block if node not in imports or group(node) < group(new)]
+        start, line_end = _line_below(source, earlier[-1] if earlier else block[0])
         blank_line = "\n" if earlier else ""
         return Edit(start, start, f"{line_end}{blank_line}{line}\n")
     # Above the first import of the group that sorts after it, in the order that the file has:
     # that of isort, `import` before `from`, or that of Google, in which both forms are mixed.
     isort_key = lambda node: (isinstance(node, ast.ImportFrom), _name(node).lower())
     google_key = lambda node: (_name(node).lower(), isinstance(node, ast.ImportFrom))
-    block = _first_block(code, [node for node in at_top if group(node) == group(new)])
-    key = isort_key if sorted(block, key=isort_key) == block else google_key
-    larger = (node for node in same_group if node is not head[0] and key(node) > key(new))
+    group_at_top = _first_block(code, [node for node in at_top if group(node) == group(new)])
+    key = isort_key if sorted(group_at_top, key=isort_key) == group_at_top else google_key
+    larger = (node for node in same_group if node is not block[0] and key(node) > key(new))
     successor = next(larger, None)
     if successor is not None and not successor.col_offset:
         start = source.line_starts[successor.lineno - 1]

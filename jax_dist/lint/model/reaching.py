@@ -48,7 +48,7 @@ class NameFlow:
         self._ordered = sorted(local, key=lambda binding: place(binding.node))
         self._places = [place(binding.node) for binding in self._ordered]  # (line, column)
         self._last_binding: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
-        self._binders: dict[_Block, list[Any]] = {}
+        self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, at any depth
         self._after_binders: dict[_Block, list[_AtPoint]] = {}  # at [n]: after the first n binders
         self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
