@@ -79,6 +79,9 @@ Result: TypeAlias = Blockwise | Reduction
 def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     """Return what an equation becomes on blocks; `operands` has None for one that is whole.
 
+    Of g, `[8, 3]` gathered along 0, `sin g` becomes `Blockwise(dim=0)`: each device computes the
+    sine of its block, `[1, 3]`. `reduce_sum[axes=(0,)] g` becomes a `Reduction` by psum.
+
     Raises:
       NeedsWhole: there is no sound rule, so the gathers behind the operands have to be kept.
     """
@@ -86,8 +89,8 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     gathered = [operand for operand in operands if operand is not None]
     first = gathered[0]
     # A dot_general names the dimensions that it pairs; all else pairs those of equal index.
-    same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
-    if not same_dim or len({value.axes for value in gathered}) > 1:
+    have_same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
+    if not have_same_dim or len({value.axes for value in gathered}) > 1:
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
     result = None
     if name == "dot_general":
@@ -106,24 +109,27 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 # --- equations that leave the value gathered
 
 
-def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
-    """Broadcast each block: the gathered dimension keeps its length in another place."""
-    dim = int(eqn.params["broadcast_dimensions"][first.dim])
-    shape = first.block_type(eqn.outvars[0].aval, dim).shape
+def _broadcast(eqn: JaxprEqn, gathered: Deferred) -> Result:
+    """Broadcast each block: `[8] -> [5, 8]`, gathered along 0, gives `[5, 1]`, gathered along 1."""
+    dim = int(eqn.params["broadcast_dimensions"][gathered.dim])
+    shape = gathered.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
-def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    """Reshape each block, along a new dimension over which the blocks are still contiguous.
+def _reshape(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
+    """Reshape each block, if the blocks of the result are contiguous along one dimension, too.
 
-    Of 8 blocks along the first dimension, `[8, 2, 3] -> [16, 3]` gives blocks `[2, 3]` along the
-    first. `[2, 8, 3] -> [16, 3]`, gathered along the second, has no such dimension, and gives None.
+    With 8 blocks along 0, `[8, 2, 3] -> [16, 3]` reshapes each block `[1, 2, 3]` to `[2, 3]`. None
+    for `[2, 8, 3] -> [16, 3]` with 8 blocks along 1: rows 0 and 8 would be of one block.
     """
-    more_major = math.prod(_shape(eqn.invars[0])[: first.dim])
-    new = eqn.params["new_sizes"]
-    for dim, length in enumerate(new if eqn.params["dimensions"] is None else ()):
-        if math.prod(new[:dim]) == more_major and length % first.size == 0:
-            shape = first.block_type(eqn.outvars[0].aval, dim).shape
+    if eqn.params["dimensions"] is not None:  # it transposes first
+        return None
+    new_sizes = eqn.params["new_sizes"]
+    # The dimensions before the gathered one must become whole dimensions.
+    count_before = math.prod(_shape(eqn.invars[0])[: gathered.dim])
+    for dim, length in enumerate(new_sizes):
+        if math.prod(new_sizes[:dim]) == count_before and length % gathered.size == 0:
+            shape = gathered.block_type(eqn.outvars[0].aval, dim).shape
             return Blockwise(dim, {"new_sizes": shape, "sharding": None})
     return None
 
@@ -141,25 +147,26 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 # --- reductions of the gathered dimension
 
 
-def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    """Reduce on the block; and then over devices, if the gathered dimension is reduced.
+def _reduce(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
+    """Reduce each block; and then over devices, if the gathered dimension is reduced.
 
-    None for a reduction without a collective that gives the same result: a product, a sum whose
-    bits depend much on its order, a maximum of a type that collectives do not compare.
+    Of `[8, 3]` gathered along 0, a sum over dimension 1 is `[8]`, gathered along 0; a sum over 0 is
+    the sum of each block, and a psum of these. None if no collective gives the same result: for a
+    product, a sum whose bits depend much on its order, a maximum of a type without an order.
     """
-    axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
-    if first.dim not in axes:
-        return Blockwise(_index_without(first.dim, axes))
+    dims, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
+    if gathered.dim not in dims:
+        return Blockwise(_index_without(gathered.dim, dims))
     aval: Any = eqn.outvars[0].aval
     if name == "reduce_sum" and not is_low_precision(aval.dtype):
-        return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], first.axes))
-    is_ordered = any(jnp.issubdtype(aval.dtype, kind) for kind in _TYPES)
-    if name not in ("reduce_max", "reduce_min") or not is_ordered:
+        return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], gathered.axes))
+    has_order = any(jnp.issubdtype(aval.dtype, kind) for kind in _TYPES)
+    if name not in ("reduce_max", "reduce_min") or not has_order:
         return None
     # One function for both, with a gradient of its own: elements that tie on different devices
     # share it, as they do in reduce_max of the whole value.
     kind = name.removeprefix("reduce_")
-    return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
+    return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(dims), gathered.axes))
 
 
 def _index_without(dim: int, removed: Sequence[int]) -> int:
@@ -176,58 +183,68 @@ def is_low_precision(dtype: Any) -> bool:
 
 
 def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
-    """Return the rule for a product: a product of blocks, which is added up over devices.
+    """Return the rule for a product: each device multiplies its blocks, and a psum adds these up.
 
-    Of `[8] @ [8, 3]`, gathered along the 8, each device multiplies its own number by its own row.
-    None if the gathered dimension is not contracted.
+    Of `[8] @ [8, 3]`, gathered from 8 devices along the 8, each device multiplies its own number by
+    its own row. None if the gathered dimension is not contracted. `operands` has two elements, with
+    None for one that is whole.
 
     Raises:
-      NeedsWhole: the psum would send more bytes than the gather, or lose precision.
+      NeedsWhole: the psum would send more bytes than the gather.
     """
-    bytes_of = lambda aval: aval.size * aval.dtype.itemsize
     gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
-    for pair in _contracted_dims(eqn):
-        if all(pair[side] == operand.dim for side, operand in gathered.items()):
-            break
-    else:
+    is_contracted = any(
+        all(pair[side] == operand.dim for side, operand in gathered.items())
+        for pair in _contracted_dims(eqn)
+    )
+    if not is_contracted:
         return None
-    aval: Any = eqn.outvars[0].aval
+    product_type: Any = eqn.outvars[0].aval
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
     # strategies gather scores, and multiply them with noise as long as the parameters.
+    bytes_of = lambda aval: aval.size * aval.dtype.itemsize
     gathered_bytes = sum(bytes_of(eqn.invars[side].aval) for side in gathered)
-    if 2 * bytes_of(aval) > gathered_bytes:
+    if 2 * bytes_of(product_type) > gathered_bytes:
         raise NeedsWhole("a psum of the product would send more than the gather")
-    widens, precision = is_low_precision(aval.dtype), eqn.params["precision"]
+    widens, precision = is_low_precision(product_type.dtype), eqn.params["precision"]
     if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return None  # it says in which type the product is
-    wide = {**eqn.params, "preferred_element_type": jnp.float32}
-    axes = next(iter(gathered.values())).axes  # the same of both
+    mesh_axes = next(iter(gathered.values())).axes  # the same of both
 
-    def compute(eqn: JaxprEqn, values: Values) -> Any:
-        # Rounded once, after the sum over devices, as the whole product would be.
-        (product,) = replay(eqn.replace(params=wide) if widens else eqn, values)
-        return lax.convert_element_type(lax.psum(product, axes), aval.dtype)
+    def compute(eqn: JaxprEqn, blocks: Values) -> Any:
+        if widens:  # rounded once, after the sum over devices, as the whole product would be
+            eqn = eqn.replace(params={**eqn.params, "preferred_element_type": jnp.float32})
+        (product,) = replay(eqn, blocks)
+        return lax.convert_element_type(lax.psum(product, mesh_axes), product_type.dtype)
 
     return Reduction("psum", compute)
 
 
 def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """Return pairs of contracted dimensions, of the left and of the right operand of a product."""
+    """Return pairs of contracted dimensions: `[(1, 0)]` for a matrix product `left @ right`."""
     (left, right), _ = eqn.params["dimension_numbers"]
     return list(zip(map(int, left), map(int, right), strict=True))
 
 
-def dimension_to_slice(eqn: JaxprEqn, position: int, first: Deferred) -> int | None:
-    """Return the dimension of the whole operand at `position` that pairs with the gathered one.
+def dimension_to_slice(eqn: JaxprEqn, position: int, gathered: Deferred) -> int | None:
+    """Return the dimension along which a whole operand is sliced to a block for this device.
 
-    Each device slices its block along it: of weights `[8, 1]` times a gathered `[8, 3]`, along 0.
-    None if the operand meets all blocks alike: a scalar, or a dimension of 1 that is broadcast.
+    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0: the block of g
+    is multiplied by its rows of w. None if all of the operand is used with each block, as a scalar,
+    or a w of `[1, 3]`, which is broadcast along 0.
+
+    Args:
+      eqn: an elementwise equation or a product, of which `gathered` is an operand.
+      position: of the whole operand among those of the equation.
+      gathered: an operand that is gathered; in a product, the other one.
     """
     if _compat.name_of(eqn) == "dot_general":
+        other = 1 - position
         pairs = _contracted_dims(eqn)
-        return next(pair[position] for pair in pairs if pair[1 - position] == first.dim)
+        return next(pair[position] for pair in pairs if pair[other] == gathered.dim)
     shape = _shape(eqn.invars[position])
-    return first.dim if shape and shape[first.dim] != 1 else None
+    is_broadcast = not shape or shape[gathered.dim] == 1
+    return None if is_broadcast else gathered.dim
 
 
 def spell_axes(names: Sequence[Any]) -> str:
@@ -261,21 +278,21 @@ def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> ja
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
-    """Return the extreme of floats, which is a NaN if one of them is."""
+    """Return the extreme of floats, which is NaN if one of them is; see `extreme`."""
     reduce_local, reduce_over_devices = _EXTREMES[kind]
     # Its sign puts a NaN above all numbers for a maximum, and below all for a minimum.
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
-    block = reduce_local(x, axes)
-    block = jnp.where(jnp.isnan(block), nan, block)
-    ordered = _flip(lax.bitcast_convert_type(block, _ORDERED[x.dtype.itemsize]))
-    return lax.bitcast_convert_type(_flip(reduce_over_devices(ordered, names)), x.dtype)
+    local = reduce_local(x, axes)
+    local = jnp.where(jnp.isnan(local), nan, local)
+    integers = _flip(lax.bitcast_convert_type(local, _ORDERED[x.dtype.itemsize]))
+    return lax.bitcast_convert_type(_flip(reduce_over_devices(integers, names)), x.dtype)
 
 
 @_extreme_float.defjvp
 def _extreme_float_jvp(
     kind: str, axes: tuple[int, ...], names: _Names, primals: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Share the gradient among all elements that reach the extreme, on whichever device."""
+    """Return the extreme, and the mean tangent of the elements equal to it, on all devices."""
     (x,), (dx,) = primals, tangents
     value = _extreme_float(kind, axes, names, x)
     reached = lax.eq(x, jnp.broadcast_to(lax.expand_dims(value, axes), x.shape)).astype(x.dtype)
@@ -284,6 +301,9 @@ def _extreme_float_jvp(
 
 
 def _flip(bits: jax.Array) -> jax.Array:
-    """Map bits of floats to integers of the same order, and back: negative floats count down."""
+    """Map the bits of floats to integers of the same order, and back.
+
+    The bits of a negative float count down as it grows: all but its sign are inverted.
+    """
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)

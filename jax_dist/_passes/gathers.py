@@ -43,12 +43,12 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
         return PassPlan(None)
     gathering = {id(eqn) for eqn in eqns if interpreter.holds(eqn, _is_gather)}
     walk = _Walk(gathering, exact=exact)
-    # A walk that meets a gather which it must keep may have replaced some of its readers already:
-    # the next walk starts from the original jaxpr, until one keeps no further gather.
-    changed, kept, kept_before = jaxpr, 0, -1
-    while kept > kept_before:
-        changed, kept_before = walk.rewrite(jaxpr), kept
-        kept = sum(bool(site.reason) for site in walk.sites.values())
+    # A walk may find that a gather has to be kept after it has replaced some of its readers. So the
+    # next one starts from the original jaxpr again, until one finds no further gather to keep.
+    changed, kept = jaxpr, -1
+    while walk.count_kept() > kept:
+        kept = walk.count_kept()
+        changed = walk.rewrite(jaxpr)
     sites = walk.sites.values()
     findings = [site.finding() for site in sites if site.reason or site.reductions]
     is_changed = any(site.reductions for site in sites)
@@ -74,18 +74,23 @@ class _Site:
             self.reason, self.forced_by = reason, forced_by
 
     def finding(self) -> PassFinding:
-        """Return what a report says: "all_gather over 'i', reduce_sum: one psum"."""
-        axes = gather_rules.spell_axes(interpreter.named_axes(self.eqn))
-        gather, line = f"all_gather over {axes}", interpreter.source_line(self.eqn)
+        """Return what a report says of the gather, with the line in the user's code.
+
+        "all_gather over 'i', reduce_sum: one psum", or "all_gather over 'i' (train.py:12) is kept",
+        with the reason and the line of the equation that keeps it.
+        """
+        code, line = _codes.ALL_GATHER_THEN_REDUCE, interpreter.source_line(self.eqn)
+        gather = f"all_gather over {gather_rules.spell_axes(interpreter.named_axes(self.eqn))}"
         if self.forced_by is not None:
             what = f"{gather}{f' ({line})' if line else ''} is kept"
-            where = interpreter.source_line(self.forced_by)
-            return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "refused", what, self.reason, where)
-        primitives = " and ".join(dict.fromkeys(name for name, _ in self.reductions.values()))
+            return PassFinding(
+                code, "refused", what, self.reason, interpreter.source_line(self.forced_by)
+            )
+        primitives = dict.fromkeys(primitive for primitive, _ in self.reductions.values())
         counts = collections.Counter(collective for _, collective in self.reductions.values())
         emitted = [f"one {name}" if n == 1 else f"{n} {name}s" for name, n in counts.items()]
-        what = f"{gather}, {primitives}: {' and '.join(emitted)}"
-        return PassFinding(_codes.ALL_GATHER_THEN_REDUCE, "rewritten", what, "", line)
+        what = f"{gather}, {' and '.join(primitives)}: {' and '.join(emitted)}"
+        return PassFinding(code, "rewritten", what, "", line)
 
 
 class _Body(Builder):
@@ -119,6 +124,10 @@ class _Walk:
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
 
+    def count_kept(self) -> int:
+        """Return how many gathers the walks so far have found to be kept."""
+        return sum(bool(site.reason) for site in self.sites.values())
+
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Return the program without the gathers that no walk so far has found to be kept."""
         for site in self.sites.values():
@@ -129,61 +138,70 @@ class _Walk:
     # ---- bodies
 
     def _change_body(self, name: str, inputs: Sequence[Same], body: _Body) -> Any:
-        """Return the jaxpr of a body, changed, of an equation that users know as `name`.
+        """Add the equations of its source to an empty `body`, without gathers; return the jaxpr.
 
-        Its results have the types that they had, so a gather that reaches one is kept. `inputs`
-        has for each input variable the axes along which it is the same on all devices.
+        Its results keep their types, so a gather that reaches one is kept: it "leaves the scan
+        whole", if "scan" is the `name` that users know. `inputs` has for each input variable the
+        axes along which it is the same on all devices.
         """
-        opened = interpreter.open_jaxpr(body.source)
-        self._add_equations(opened, inputs, body)
-        outvars = body.read_all(opened.outvars)
+        source = interpreter.open_jaxpr(body.source)
+        self._add_equations(source, inputs, body)
+        outvars = body.read_all(source.outvars)
         for number, value in enumerate(outvars):
             if isinstance(value, Deferred):
                 value.keep(f"the gathered value leaves the {name} whole", value.made_by)
-                outvars[number] = opened.outvars[number]
+                outvars[number] = source.outvars[number]
         return body.finish(outvars)
 
-    def _add_equations(self, opened: Any, inputs: Sequence[Same], body: _Body) -> None:
-        """Add the equations of a jaxpr; `inputs` has along which axes each input is the same."""
-        body.facts = self._invariance.facts(opened, inputs, body.scope)
-        for eqn in opened.eqns:
-            values = body.read_all(eqn.invars)
-            has_gather = id(eqn) in self._gathering
-            has_deferred = any(isinstance(value, Deferred) for value in values)
+    def _add_equations(self, source: Any, inputs: Sequence[Same], body: _Body) -> None:
+        """Add the equations of the jaxpr `source` to `body`, with its gathers deferred.
+
+        Of `g = all_gather x; s = sin g; r = reduce_sum s` that is `s = sin x; t = reduce_sum s; r =
+        psum t`. `inputs` has the axes along which each input of `source` is the same.
+        """
+        body.facts = self._invariance.facts(source, inputs, body.scope)
+        for eqn in source.eqns:
+            operands = body.read_all(eqn.invars)
+            has_gather = id(eqn) in self._gathering  # it is one, or has one in a body
+            has_deferred = any(isinstance(operand, Deferred) for operand in operands)
             if not has_deferred and not has_gather:
-                body.copy(eqn, values)
+                body.copy(eqn, operands)
             elif _is_gather(eqn):
-                self._defer(eqn, values, body)
+                self._defer(eqn, operands, body)
             elif body.scope and record_of(eqn).call == "inline":
-                self._inline(eqn, values, body)
-            elif has_deferred and not interpreter.bodies(eqn):
+                self._inline(eqn, operands, body)
+            elif not interpreter.bodies(eqn):
                 try:
-                    self._apply_rule(eqn, values, body)
+                    self._apply_rule(eqn, operands, body)
                 except NeedsWhole as reason:
-                    body.copy(eqn, self._keep_operands(eqn, values, str(reason), body))
+                    body.copy(eqn, self._keep_operands(eqn, operands, str(reason), body))
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
-                values = self._keep_operands(eqn, values, f"{_name_for_users(eqn)} {why}", body)
-                body.copy(self._change_bodies(eqn, body) if has_gather else eqn, values)
+                why = f"{_name_for_users(eqn)} {why}"
+                operands = self._keep_operands(eqn, operands, why, body)
+                body.copy(self._change_bodies(eqn, body) if has_gather else eqn, operands)
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return a loop, branch or shard_map of `body` with the gathers in its bodies reduced."""
         sizes, check_vma, name = body.sizes, body.check_vma, _name_for_users(eqn)
-        operands = same_of(eqn.invars, body.facts, body.scope)
-        inputs = self._invariance.body_inputs(eqn, operands, body.scope)
-        inputs_by_body = dict(zip(map(id, interpreter.bodies(eqn)), inputs, strict=True))
-        if _compat.name_of(eqn) == "shard_map":
+        if _compat.name_of(eqn) == "shard_map":  # collectives inside may go over its axes, too
             shape, check_vma = eqn.params["mesh"].shape, eqn.params["check_vma"]
             sizes = {**sizes, **{axis: shape[axis] for axis in eqn.params["newly_manual_axes"]}}
+        operands = same_of(eqn.invars, body.facts, body.scope)
+        inputs = self._invariance.body_inputs(eqn, operands, body.scope)
+        inputs_of = dict(zip(map(id, interpreter.bodies(eqn)), inputs, strict=True))
 
         def change(inner: Any) -> Any:
             new_body = _Body(inner, sizes, check_vma=check_vma)
-            return self._change_body(name, inputs_by_body[id(inner)], new_body)
+            return self._change_body(name, inputs_of[id(inner)], new_body)
 
         return interpreter.with_bodies(eqn, change)
 
     def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Write out the body of a jit in place: deferred values go in and out of it."""
+        """Add the equations of a jit in its place, so that deferred values go in and out of it.
+
+        `values` are its operands. Its equations have facts and a user's line of their own.
+        """
         (jaxpr,) = interpreter.bodies(eqn)
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
@@ -195,21 +213,24 @@ class _Walk:
     # ---- equations
 
     def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Replace an all_gather by a `Deferred` of this device's block; copy it if it is kept."""
-        params = eqn.params
-        dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
+        """Let the result of an all_gather be a `Deferred` of its operand; copy it if it is kept.
+
+        `values` has its operand, this device's block. A tiled gather concatenates blocks along a
+        dimension that they have; another stacks them along a new one, of length 1 in the block.
+        """
+        dim, tiled = int(eqn.params["all_gather_dimension"]), eqn.params["tiled"]
         is_nested = isinstance(values[0], Deferred)
         values = self._keep_operands(eqn, values, "all_gather needs the whole gathered value", body)
         site = self.sites.setdefault(id(eqn), _Site(eqn))
         user_eqn = body.jax_call or eqn  # the equation whose line the user knows
-        if params["axis_index_groups"] is not None:
+        if eqn.params["axis_index_groups"] is not None:
             site.keep("it gathers in groups of devices", user_eqn)
-        if site.reason or is_nested or params["axis_size"] == 1:
+        axes, size = interpreter.named_axes(eqn), eqn.params["axis_size"]
+        if site.reason or is_nested or size == 1:
             body.copy(eqn, values)
             return
         take = lambda xs: [_block_of(xs[0], None if tiled else dim)]
         (block,) = self._trace(("block", dim, tiled), take, eqn, values, body)
-        axes, size = interpreter.named_axes(eqn), params["axis_size"]
         body.env[eqn.outvars[0]] = Deferred(block, dim, axes, size, (site,), user_eqn)
 
     def _apply_rule(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
@@ -217,31 +238,32 @@ class _Walk:
 
         It becomes the same equation on blocks, with deferred results: of `sin(g)`, the sine of each
         device's block. Or a reduction over devices, with a whole result: of a sum along the
-        gathered dimension, the sum of the block and then a psum.
+        gathered dimension, the sum of the block and then a psum. `values` are the operands.
 
         Raises:
           NeedsWhole: there is no sound rule, so the gathers behind it have to be kept.
         """
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
-        gathered = [value if isinstance(value, Deferred) else None for value in values]
-        result = gather_rules.apply_rule(eqn, gathered)
-        first = next(value for value in gathered if value is not None)
-        blocks = self._blocks_of_operands(eqn, values, first, body)
-        sites = tuple({site: None for value in gathered if value for site in value.sites})
+        operands = [value if isinstance(value, Deferred) else None for value in values]
+        result = gather_rules.apply_rule(eqn, operands)
+        gathered = [operand for operand in operands if operand is not None]
+        blocks = self._blocks_of_operands(eqn, values, gathered[0], body)
+        sites = tuple({site: None for deferred in gathered for site in deferred.sites})
         if isinstance(result, Blockwise):
-            outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
+            dim, axes, size = result.dim, gathered[0].axes, gathered[0].size
+            outvars = [Var(gathered[0].block_type(var.aval, dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params}
             body.eqns.append(eqn.replace(invars=blocks, outvars=outvars, params=params))
             user_eqn = body.jax_call or eqn
             for var, block in zip(eqn.outvars, outvars, strict=True):
-                body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, user_eqn)
+                body.env[var] = Deferred(block, dim, axes, size, sites, user_eqn)
             return
         (out,) = eqn.outvars
         out_type: Any = out.aval
         varying = _compat.varying_axes(out_type)
         compute = lambda xs: [_mark_varying(result.compute(eqn, xs), varying)]
-        key = (eqn.primitive, *eqn.params.items(), first.axes, varying)
+        key = (eqn.primitive, *eqn.params.items(), gathered[0].axes, varying)
         (reduced,) = self._trace(key, compute, eqn, blocks, body)
         if reduced.aval.weak_type != out_type.weak_type:  # as of a gathered Python number
             raise NeedsWhole(f"{_compat.name_of(eqn)} over devices gives another type")
@@ -250,14 +272,14 @@ class _Walk:
             site.reductions[id(eqn)] = _compat.name_of(eqn), result.collective
 
     def _blocks_of_operands(
-        self, eqn: JaxprEqn, values: Values, first: Deferred, body: _Body
+        self, eqn: JaxprEqn, values: Values, gathered: Deferred, body: _Body
     ) -> list[Atom]:
-        """Return the operands of an equation on blocks, of its operands `values`.
+        """Return what an equation on blocks takes in place of its operands `values`.
 
         A deferred operand gives its block. A whole one is sliced to this device's block along the
-        dimension that pairs with the gathered one; without such a dimension it stays whole. For
-        `g * w * 2` with `g` gathered from 8 devices to `[8, 3]`, the weights `w`, `[8, 1]`, are
-        sliced to `[1, 1]`, and the 2 is passed as it is. `first` is one of the deferred operands.
+        dimension that meets the gathered one, if it has it. For `mul g w` with g gathered from 8
+        devices to `[8, 3]`, the weights w, `[8, 1]`, are sliced to `[1, 1]`; for `mul g 2.0`, the 2
+        is taken as it is. `gathered` is one of the deferred operands.
 
         Raises:
           NeedsWhole: a whole operand may differ between devices.
@@ -268,15 +290,15 @@ class _Walk:
                 blocks.append(value.block)
                 continue
             (same,) = same_of([eqn.invars[position]], body.facts, body.scope)
-            if different := [axis for axis in first.axes if axis not in same]:
+            if different := [axis for axis in gathered.axes if axis not in same]:
                 raise NeedsWhole(
                     f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ "
                     f"between the devices of {gather_rules.spell_axes(different)}"
                 )
-            dim = gather_rules.dimension_to_slice(eqn, position, first)
+            dim = gather_rules.dimension_to_slice(eqn, position, gathered)
             if dim is not None:
-                take = lambda xs, dim=dim: [first.take_block(xs[0], dim)]
-                key = ("take", dim, first.axes, first.size)
+                take = lambda xs, dim=dim: [gathered.take_block(xs[0], dim)]
+                key = ("take", dim, gathered.axes, gathered.size)
                 (value,) = self._trace(key, take, eqn, [value], body)
             blocks.append(value)
         return blocks
@@ -306,8 +328,8 @@ class _Walk:
     def _keep_operands(self, eqn: JaxprEqn, values: Values, why: str, body: _Body) -> Values:
         """Mark the gathers behind the operands of an equation as kept; return the operands, whole.
 
-        These are the variables of the user's program, with the gathered values. Their equations may
-        be missing in the result of this walk, which is thrown away: the next copies the gathers.
+        For a deferred operand that is the variable of the user's program. The result of this walk
+        may lack its equation, but is thrown away: the next walk copies the gather.
         """
         for atom, value in zip(eqn.invars, values, strict=True):
             if isinstance(value, Deferred):

@@ -12,7 +12,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.core import ShapedArray
@@ -83,15 +83,21 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
 
 
 def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
-    """Return for each body of a call, loop or branch the operand number of each of its inputs."""
+    """Return for each body of a call, loop or branch the operand number of each of its inputs.
+
+    Of `cond index a b` with two branches that is `[[1, 2], [1, 2]]`. Of a while loop with a
+    constant for its condition, one for its body, and a carry: `[[0, 2], [1, 2]]`.
+    """
     numbers = list(range(len(eqn.invars)))
     if _compat.name_of(eqn) == "while":
-        first = eqn.params["cond_nconsts"]
-        second = first + eqn.params["body_nconsts"]
-        consts = {"cond_jaxpr": numbers[:first], "body_jaxpr": numbers[first:second]}
-        return [consts[name] + numbers[second:] for name in bodies_of_while(eqn)]
-    first = int(record_of(eqn).kind == "branch")  # operand 0 of a branch is its index
-    return [numbers[first:] for _ in bodies(eqn)]
+        for_condition, first_carry = eqn.params["cond_nconsts"], loop_counts(eqn).constants
+        inputs = {
+            "cond_jaxpr": numbers[:for_condition] + numbers[first_carry:],
+            "body_jaxpr": numbers[for_condition:],
+        }
+        return [inputs[name] for name in bodies_of_while(eqn)]
+    first_input = 1 if record_of(eqn).kind == "branch" else 0  # operand 0 of a branch is its index
+    return [numbers[first_input:] for _ in bodies(eqn)]
 
 
 def bodies_of_while(eqn: JaxprEqn) -> list[str]:
@@ -99,14 +105,27 @@ def bodies_of_while(eqn: JaxprEqn) -> list[str]:
     return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
-def loop_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many of a loop's operands are constants, which come first, and how many carries.
+class LoopCounts(NamedTuple):
+    """Numbers of a loop's operands: constants are first, then carries, then the xs of a scan.
 
-    The results begin with the carries.
+    Its results are the carries, then the ys of a scan.
     """
+
+    constants: int
+    carries: int
+
+    @property
+    def first_x(self) -> int:
+        """The number of the first operand that a scan slices, if it slices any."""
+        return self.constants + self.carries
+
+
+def loop_counts(eqn: JaxprEqn) -> LoopCounts:
+    """Return how many operands of a scan or while loop are constants, and how many carries."""
     if _compat.name_of(eqn) == "while":
-        return eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(eqn.outvars)
-    return _compat.scan_counts(eqn.params)
+        constants = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return LoopCounts(constants, len(eqn.outvars))
+    return LoopCounts(*_compat.scan_counts(eqn.params))
 
 
 # --- evaluation
@@ -123,12 +142,13 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
 def run(
     jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
 ) -> Values:
-    """Evaluate a jaxpr equation by equation, in the context of now.
+    """Evaluate a jaxpr equation by equation, in the context of now; return its results.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
-      handler_of: gives what to do with an equation; None to bind it as it is.
+      handler_of: returns the function that evaluates an equation from the values of its operands;
+        None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
     inputs = [*body.constvars, *body.invars]
@@ -157,19 +177,21 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """Return the equation with `change` applied to each of its bodies, in the order of `bodies`.
+    """Return the equation with `change` applied to each jaxpr in its parameters, see `bodies`.
 
-    It is `eqn` itself if `change` returns every body as it was.
+    Of a cond, to each of its `branches`. It is `eqn` itself if `change` returns each as it was.
     """
     if not bodies(eqn):
         return eqn
 
     def change_param(value: Any) -> Any:
-        if isinstance(value, tuple | list) and any(isinstance(part, _JAXPRS) for part in value):
-            new = jax.tree.map(change_param, value)  # a named tuple stays one
-            is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))
-            return value if is_same else new
-        return change(value) if isinstance(value, _JAXPRS) else value
+        if isinstance(value, _JAXPRS):
+            return change(value)
+        if not isinstance(value, tuple | list) or not any(isinstance(v, _JAXPRS) for v in value):
+            return value
+        new = jax.tree.map(change_param, value)  # a named tuple stays one
+        is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))
+        return value if is_same else new
 
     params = {name: change_param(value) for name, value in eqn.params.items()}
     is_same = all(params[name] is value for name, value in eqn.params.items())
@@ -178,7 +200,10 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 @contextlib.contextmanager
 def use_location(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
-    """Give what is traced here the line, name stack and, unless `anew`, the context of `eqn`."""
+    """Trace what is inside with the source line, name stack and context of `eqn`.
+
+    With `anew`, the context (the mesh, x64 and the like) stays the current one.
+    """
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
     context = contextlib.nullcontext() if anew else eqn.ctx.manager
@@ -243,7 +268,7 @@ class Builder:
         self.eqns.append(eqn.replace(invars=list(invars), outvars=outvars, **fields))
 
     def enter(self, jaxpr: Any, atoms: Sequence[Any]) -> Jaxpr:
-        """Bind the inputs of a jaxpr to `atoms`; return it open, so that its equations be copied.
+        """Let the inputs of a jaxpr be `atoms` here; return it open, for its equations to be added.
 
         Its constants become literals, as a body has no constants of its own.
         """
@@ -261,7 +286,7 @@ class Builder:
         return self.read_all(opened.outvars)
 
     def add_changed(self, eqns: Sequence[JaxprEqn], change: "Change") -> None:
-        """Add equations as `change` says, also those in their bodies."""
+        """Add equations, and at any depth what `change` adds in place of those it replaces."""
         for eqn in eqns:
             results = change(eqn, self)
             if results is not None:
@@ -311,7 +336,10 @@ def inline_calls(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> Any:
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
-    """Return a jaxpr with some equations replaced by a trace of their handler, found by `id`."""
+    """Return a jaxpr in which each equation with a handler is replaced by a trace of that.
+
+    `handlers` has them by the `id` of the equation, at any depth.
+    """
 
     def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         if (handler := handlers.get(id(eqn))) is None:

@@ -24,7 +24,7 @@ NOWHERE: Same = frozenset()
 
 
 class Invariance:
-    """Analysis of bodies, whose facts are kept because loops ask for the same ones again.
+    """Analysis of bodies; what it finds is kept, because loops ask for the same bodies again.
 
     `Same` is the set of mesh axes along which all devices hold the same value. A `scope` holds the
     axes of the shard_maps around a body: all that its collectives may name.
@@ -35,6 +35,9 @@ class Invariance:
 
     def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
         """Return for every variable of a body the axes along which it is the same on all devices.
+
+        Of `{ lambda ; a b. let c = mul a b in (c,) }` with `ins` of `[{"i", "j"}, {"i"}]` that is
+        `{a: {"i", "j"}, b: {"i"}, c: {"i"}}`.
 
         Args:
           body: open or closed.
@@ -61,84 +64,103 @@ class Invariance:
         """Return for each body of an equation the axes along which each of its inputs is the same.
 
         `ins` has these axes for the operands, and `scope` is that of the equation. In a loop they
-        hold for all iterations.
+        hold for all iterations. Inputs of other bodies, as of a custom primitive, get no axes.
         """
-        match record_of(eqn).kind:
-            case "branch" | "call" | "loop" as kind:
-                if kind == "loop":
-                    ins = self._operands_in_all_iterations(eqn, list(ins), scope)
-                return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
-            case "region":
-                # Along a new axis, a block is the same if its spec shards nothing over it.
-                new = frozenset(eqn.params["newly_manual_axes"]) - scope
-                pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
-                return [[same | (new - sharded_over) for same, sharded_over in pairs]]
-        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
+        kind = record_of(eqn).kind
+        if kind == "region":
+            # Along a new axis, all devices get the same block if the spec does not name the axis.
+            new_axes = frozenset(eqn.params["newly_manual_axes"]) - scope
+            pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
+            return [[same | (new_axes - sharded_over) for same, sharded_over in pairs]]
+        if kind not in ("branch", "call", "loop"):
+            return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
+        if kind == "loop":
+            ins = self._operands_in_all_iterations(eqn, list(ins), scope)
+        return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
 
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
         """Return for each result of an equation the axes along which it is the same.
 
-        `operands` has these axes for each operand. A primitive without a record and a callback may
-        give each device another result, so they give no axes.
+        `operands` has these axes for each operand: for `c = mul a b`, `[{"i", "j"}, {"i"}]` gives
+        `[{"i"}]`. A callback and an unknown primitive give no axes.
         """
-        record, count = record_of(eqn), len(eqn.outvars)
-        match record.kind:
-            case "plain":
-                # How it connects its bodies is not known, so they may hold nothing that differs.
-                inner = [e for body in bodies(eqn) for e in interpreter.equations(body)]
-                kinds = {record_of(e).kind for e in inner}
-                is_known = kinds <= {"plain", "call", "branch", "loop"}
-                return [scope.intersection(*operands) if is_known else NOWHERE] * count
+        match record_of(eqn).kind:
+            case "plain" if _holds_known_bodies(eqn):
+                axes = scope.intersection(*operands)
+            case "collective":
+                axes = _same_after_collective(eqn, scope.intersection(*operands), scope)
             case "call":
                 return self.outputs(bodies(eqn)[0], operands, scope)
-            case "branch":  # devices that take other branches get other results
-                branches = [self.outputs(body, operands[1:], scope) for body in bodies(eqn)]
-                return [operands[0].intersection(*facts) for facts in zip(*branches, strict=True)]
+            case "branch":  # devices that take different branches get different results
+                index, *others = operands
+                branches = [self.outputs(body, others, scope) for body in bodies(eqn)]
+                return [index.intersection(*results) for results in zip(*branches, strict=True)]
             case "loop":
                 settled = self._operands_in_all_iterations(eqn, operands, scope)
-                first, count = interpreter.loop_counts(eqn)
-                carries = settled[first : first + count]  # without any iteration, the operands
+                counts = interpreter.loop_counts(eqn)
+                carries = settled[counts.constants : counts.first_x]
                 if _compat.name_of(eqn) == "while":
                     return carries
-                return [*carries, *self.outputs(eqn.params["jaxpr"], settled, scope)[count:]]
+                return [
+                    *carries,
+                    *self.outputs(eqn.params["jaxpr"], settled, scope)[counts.carries :],
+                ]
             case "region":
                 (inputs,) = self.body_inputs(eqn, operands, scope)
                 inside = scope | frozenset(eqn.params["newly_manual_axes"])
-                outs = self.outputs(bodies(eqn)[0], inputs, inside)
-                return [same & scope for same in outs]
-            case "collective" if record.over != "unknown":
-                # Within groups, devices of other groups get other results. Even of equal operands,
-                # a scatter gives other parts, and a permutation gives zeros to some.
-                same, over = scope.intersection(*operands), frozenset(interpreter.named_axes(eqn))
-                is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
-                return [same | (over & scope) if is_unified else same - over] * count
-        if (body := _compat.expand(eqn)) is not None:
-            return self.outputs(body, operands, scope)
-        return [NOWHERE] * count
+                return [same & scope for same in self.outputs(bodies(eqn)[0], inputs, inside)]
+            case "opaque" if (expanded := _compat.expand(eqn)) is not None:
+                return self.outputs(expanded, operands, scope)
+            case _:
+                axes = NOWHERE
+        return [axes] * len(eqn.outvars)
 
     def _operands_in_all_iterations(
         self, eqn: JaxprEqn, ins: list[Same], scope: Same
     ) -> list[Same]:
         """Return for each operand of a loop the axes along which it is the same in all iterations.
 
-        A carry loses axes with each pass over the body, until no further one is lost: 0, to which
-        each iteration adds `axis_index("i")`, is the same along "i" only before the first one.
+        `ins` has these axes before the loop. A carry loses axes with each pass over the body, until
+        no further one is lost: 0, to which each iteration adds `axis_index("i")`, is the same along
+        "i" only before the first one.
         """
-        names = interpreter.bodies_of_while(eqn) or ["jaxpr"]
+        counts, names = interpreter.loop_counts(eqn), interpreter.bodies_of_while(eqn) or ["jaxpr"]
         while True:
-            inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
-            pairs = zip(names, inputs, strict=True)
-            outs = {name: self.outputs(eqn.params[name], part, scope) for name, part in pairs}
-            # Along other axes than these, devices may leave a while loop at different times.
-            same_count = scope.intersection(*outs.pop("cond_jaxpr", ()))
-            (results,), after_iteration = outs.values(), list(ins)
-            first, count = interpreter.loop_counts(eqn)
-            for result in range(count):
-                same = ins[first + result] & results[result] & same_count
-                after_iteration[first + result] = same
-            if after_iteration == ins:
+            outs: dict[str, list[Same]] = {}  # by the parameter that holds the body
+            for name, operands in zip(names, operands_of_bodies(eqn), strict=True):
+                outs[name] = self.outputs(eqn.params[name], [ins[n] for n in operands], scope)
+            # Where the condition of a while loop differs, devices leave it at different times.
+            (continues,) = outs.pop("cond_jaxpr", [scope])
+            (results,) = outs.values()
+            settled = list(ins)
+            for number in range(counts.carries):
+                settled[counts.constants + number] &= results[number] & continues
+            if settled == ins:
                 return ins
-            ins = after_iteration
+            ins = settled
+
+
+def _holds_known_bodies(eqn: JaxprEqn) -> bool:
+    """Return whether a plain equation has bodies, if any, in which equal operands stay equal.
+
+    How its primitive connects them is not known.
+    """
+    inner = [e for body in bodies(eqn) for e in interpreter.equations(body)]
+    return {record_of(e).kind for e in inner} <= {"plain", "call", "branch", "loop"}
+
+
+def _same_after_collective(eqn: JaxprEqn, same: Same, scope: Same) -> Same:
+    """Return the axes along which a collective's results are the same; `same` is of its operands.
+
+    A psum over "i" of what is the same along "j" gives `{"i", "j"}`; axis_index takes "i" away.
+    """
+    record, over = record_of(eqn), frozenset(interpreter.named_axes(eqn))
+    if record.over == "unknown":
+        return NOWHERE
+    # In groups, devices of other groups get other results. And even of equal operands, a scatter
+    # gives other parts, and a permutation gives zeros to some.
+    is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
+    return same | (over & scope) if is_unified else same - over
 
 
 def same_of(atoms: Sequence[Any], facts: Facts, scope: Same) -> list[Same]:
