@@ -52,12 +52,14 @@ _DEPTH = 2  # of objects in objects; containers do not count
 def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tuple[str, str]]:
     """Return the names of arrays, and the lines where the functions begin that capture them.
 
+    For an array in a global `params`, that is `("params['w']", "train.py:10")`.
+
     Args:
       fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
       arrays: the ones to name. Those that `fun` does not reach are not in the result.
     """
     names: dict[Identity, tuple[str, str]] = {}
-    queue = [fun]  # breadth-first
+    queue = [fun]  # breadth-first: callables are appended while the loop runs
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     for holder in queue:
         for variable_name, variable in _variables(holder):
@@ -65,9 +67,9 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
                 if callable(leaf) and id(leaf) not in seen and len(seen) < _FUNCTIONS:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
-                # "" is the name of what users have no name for.
-                is_named_array = name and isinstance(leaf, jax.Array | np.ndarray)
-                identity = array_identity(leaf) if is_named_array else None
+                if not name or not isinstance(leaf, jax.Array | np.ndarray):
+                    continue  # the user has no name for it, or it is no array
+                identity = array_identity(leaf)
                 if identity in arrays:
                     names.setdefault(identity, (name, definition(holder)))
         if len(names) == len(arrays):
@@ -111,7 +113,10 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
+    """Yield the leaves of a pytree with their paths, such as "self.params['w']".
+
+    After a leaf, the attributes of the object that it is follow, down to `depth` objects.
+    """
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # noqa: BLE001  # of a node that cannot be flattened, as keys without order
@@ -119,13 +124,11 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     for path, leaf in leaves:
         leaf_name = name and name + jax.tree_util.keystr(path)
         yield leaf_name, leaf
-        if depth and not isinstance(leaf, jax.Array | types.FunctionType | types.ModuleType):
-            attributes = getattr(leaf, "__dict__", {})
-            for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
-                yield from _leaves(attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1)
-
-
-# --- warnings
+        if depth == 0 or isinstance(leaf, jax.Array | types.FunctionType | types.ModuleType):
+            continue
+        attributes = getattr(leaf, "__dict__", {})
+        for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
+            yield from _leaves(attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1)
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -182,9 +185,9 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     "error", ArgumentError is raised if there are some.
     """
     all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
-    wanted = [capture for capture in all_captures if capture.is_worth_lifting]
-    kept = [capture for capture in wanted if policy != "lift" or capture.refused]
-    lifted = tuple(capture for capture in wanted if capture not in kept)
+    worth_lifting = [capture for capture in all_captures if capture.is_worth_lifting]
+    kept = [capture for capture in worth_lifting if policy != "lift" or capture.refused]
+    lifted = tuple(capture for capture in worth_lifting if capture not in kept)
     if kept:
         why = "they cannot be handed on" if policy == "lift" else f"captures='{policy}' is set"
         text = warning_text(kept, name, kept_because=why)

@@ -114,7 +114,7 @@ class CaptureFinder:
             return self._known[id(jaxpr)]
         captures: dict[Identity, Capture] = {}
 
-        def add(value: Any) -> Capture | None:
+        def capture_of(value: Any) -> Capture | None:
             identity = array_identity(value)
             if identity is not None and identity not in captures:
                 captures[identity] = Capture.describe(value)
@@ -122,22 +122,22 @@ class CaptureFinder:
 
         opened = open_jaxpr(jaxpr)
         values = dict(zip(opened.constvars, interpreter.constants(jaxpr), strict=False))
+        value_of = lambda atom: atom.val if isinstance(atom, Literal) else values.get(atom)
         for value in values.values():
-            add(value)
+            capture_of(value)
         for eqn in opened.eqns:
             for inner in itertools.chain(*[self.find(body).values() for body in bodies(eqn)]):
-                capture = add(inner.value)
+                capture = capture_of(inner.value)
                 assert capture is not None
                 capture.used_at = capture.used_at or inner.used_at or interpreter.source_line(eqn)
                 capture.is_key = capture.is_key or inner.is_key
                 capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
-            for atom in eqn.invars:
-                capture = add(atom.val if isinstance(atom, Literal) else values.get(atom))
-                if capture is not None:
-                    capture.used_at = capture.used_at or interpreter.source_line(eqn)
-                    capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+            for capture in filter(None, map(capture_of, map(value_of, eqn.invars))):
+                capture.used_at = capture.used_at or interpreter.source_line(eqn)
+                # A key of the old kind, an array of integers, shows by its use.
+                capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
         for atom in opened.outvars:
-            add(atom.val if isinstance(atom, Literal) else None)
+            capture_of(value_of(atom))
         self._known[id(jaxpr)] = captures
         return captures
 
@@ -196,8 +196,8 @@ class _Lifting:
         """
         body = open_jaxpr(jaxpr)
         input_of = {identity: Var(self._types[identity]) for identity in inputs}
-        lifted_constants: dict[Var, Var] = {}  # and the inputs in their place
-        kept_constants: dict[Var, Any] = {}  # and their values
+        lifted_constants: dict[Var, Var] = {}  # to the inputs in their place
+        kept_constants: dict[Var, Any] = {}  # to their values
         for var, value in zip(body.constvars, interpreter.constants(jaxpr), strict=False):
             if (identity := array_identity(value)) in input_of:
                 lifted_constants[var] = input_of[identity]
@@ -211,8 +211,7 @@ class _Lifting:
 
         eqns = []
         for eqn in body.eqns:
-            needed = self._arrays_in_bodies(eqn)
-            if needed:
+            if needed := self._arrays_in_bodies(eqn):
                 change_body = functools.partial(self.add_inputs, inputs=needed)
                 eqn = _add_operands(eqn, change_body, [input_of[identity] for identity in needed])
             invars = [*map(replace, eqn.invars)]
@@ -230,8 +229,8 @@ class _Lifting:
 
     def _arrays_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the arrays to lift in the bodies of an equation, each once, in order."""
-        found = itertools.chain(*map(self._finder.find, bodies(eqn)))
-        return tuple(dict.fromkeys(identity for identity in found if identity in self._types))
+        identities = itertools.chain(*map(self._finder.find, bodies(eqn)))
+        return tuple(dict.fromkeys(key for key in identities if key in self._types))
 
 
 # The primitives whose bodies can take more operands.
@@ -248,29 +247,28 @@ def _reason_to_keep(eqn: JaxprEqn) -> str:
 
 
 def _add_operands(eqn: JaxprEqn, change: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
-    """Return an equation with the operands `new`, which its changed bodies take as first inputs.
+    """Return an equation with the operands `new`, which its bodies after `change` take first.
 
     Its parameters that count or describe operands are adapted: a scan of operands `c, x` with
     `num_consts=1` takes `new, c, x` with `num_consts=2`.
     """
-    name, params, count = _compat.name_of(eqn), eqn.params, len(new)
-    invars = eqn.invars
-    changed: dict[str, Any] = {}
-    first = 0  # the position of the new operands
-    if name == "jit":
-        for key, value in _compat.jit_operand_params().items():
-            changed[key] = (value,) * count + tuple(params[key])
-    elif name == "scan":
-        changed = _compat.scan_with_constants(params, count)
-    elif name == "while":  # operands of the condition come first, then those of the body
-        changed = {key: params[key] + count for key in ("cond_nconsts", "body_nconsts")}
-        of_cond = params["cond_nconsts"]
-        invars = [*invars[:of_cond], *new, *invars[of_cond:]]
-    elif name == "shard_map":  # each device gets the whole arrays
-        changed = {"in_specs": (*[P()] * count, *params["in_specs"])}
-    elif name == "cond":  # after the number of the branch
-        first = 1
-    elif "num_consts" in params:  # the first operands, which are hidden from the user's rules
-        changed = {"num_consts": params["num_consts"] + count}
+    params, count, changed = eqn.params, len(new), dict[str, Any]()
+    invars = [*new, *eqn.invars]
+    match _compat.name_of(eqn):
+        case "jit":
+            for key, value in _compat.jit_operand_params().items():
+                changed[key] = (value,) * count + tuple(params[key])
+        case "scan":
+            changed = _compat.scan_with_constants(params, count)
+        case "while":  # both bodies take them: the constants of the body follow the condition's
+            changed = {key: params[key] + count for key in ("cond_nconsts", "body_nconsts")}
+            for_condition = changed["cond_nconsts"]
+            invars = [*invars[:for_condition], *new, *invars[for_condition:]]
+        case "shard_map":  # each device gets the whole arrays
+            changed = {"in_specs": (*[P()] * count, *params["in_specs"])}
+        case "cond":  # after the index of the branch, which no branch takes
+            invars = [eqn.invars[0], *new, *eqn.invars[1:]]
+        case _ if "num_consts" in params:  # a custom rule: it does not see the first operands
+            changed = {"num_consts": params["num_consts"] + count}
     params = {**interpreter.with_bodies(eqn, change).params, **changed}
-    return eqn.replace(invars=[*invars[:first], *new, *invars[first:]], params=params)
+    return eqn.replace(invars=invars, params=params)

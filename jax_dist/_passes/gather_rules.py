@@ -186,8 +186,7 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
     """Return the rule for a product: each device multiplies its blocks, and a psum adds these up.
 
     Of `[8] @ [8, 3]`, gathered from 8 devices along the 8, each device multiplies its own number by
-    its own row. None if the gathered dimension is not contracted. `operands` has two elements, with
-    None for one that is whole.
+    its own row. None if the gathered dimension is not contracted.
 
     Raises:
       NeedsWhole: the psum would send more bytes than the gather.
@@ -229,14 +228,9 @@ def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
 def dimension_to_slice(eqn: JaxprEqn, position: int, gathered: Deferred) -> int | None:
     """Return the dimension along which a whole operand is sliced to a block for this device.
 
-    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0: the block of g
-    is multiplied by its rows of w. None if all of the operand is used with each block, as a scalar,
-    or a w of `[1, 3]`, which is broadcast along 0.
-
-    Args:
-      eqn: an elementwise equation or a product, of which `gathered` is an operand.
-      position: of the whole operand among those of the equation.
-      gathered: an operand that is gathered; in a product, the other one.
+    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0. None if each
+    block needs all of it: a scalar, or a w of `[1, 3]`, which is broadcast along 0. The operand is
+    the one at `position` in the equation; `gathered` is another, in a product the only other.
     """
     if _compat.name_of(eqn) == "dot_general":
         other = 1 - position
@@ -301,9 +295,6 @@ def _extreme_float_jvp(
 
 
 def _flip(bits: jax.Array) -> jax.Array:
-    """Map the bits of floats to integers of the same order, and back.
-
-    The bits of a negative float count down as it grows: all but its sign are inverted.
-    """
+    """Map bits of floats to integers of the same order, and back: negative floats count down."""
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)

@@ -74,18 +74,13 @@ class _Site:
             self.reason, self.forced_by = reason, forced_by
 
     def finding(self) -> PassFinding:
-        """Return what a report says of the gather, with the line in the user's code.
-
-        "all_gather over 'i', reduce_sum: one psum", or "all_gather over 'i' (train.py:12) is kept",
-        with the reason and the line of the equation that keeps it.
-        """
+        """Return what a report says: "all_gather over 'i', reduce_sum: one psum", or "is kept"."""
         code, line = _codes.ALL_GATHER_THEN_REDUCE, interpreter.source_line(self.eqn)
         gather = f"all_gather over {gather_rules.spell_axes(interpreter.named_axes(self.eqn))}"
         if self.forced_by is not None:
             what = f"{gather}{f' ({line})' if line else ''} is kept"
-            return PassFinding(
-                code, "refused", what, self.reason, interpreter.source_line(self.forced_by)
-            )
+            forced_at = interpreter.source_line(self.forced_by)
+            return PassFinding(code, "refused", what, self.reason, forced_at)
         primitives = dict.fromkeys(primitive for primitive, _ in self.reductions.values())
         counts = collections.Counter(collective for _, collective in self.reductions.values())
         emitted = [f"one {name}" if n == 1 else f"{n} {name}s" for name, n in counts.items()]
@@ -138,11 +133,10 @@ class _Walk:
     # ---- bodies
 
     def _change_body(self, name: str, inputs: Sequence[Same], body: _Body) -> Any:
-        """Add the equations of its source to an empty `body`, without gathers; return the jaxpr.
+        """Add the changed equations of its source to a new `body`; return the jaxpr.
 
         Its results keep their types, so a gather that reaches one is kept: it "leaves the scan
-        whole", if "scan" is the `name` that users know. `inputs` has for each input variable the
-        axes along which it is the same on all devices.
+        whole", with "scan" as `name`. `inputs` has the axes along which each input is the same.
         """
         source = interpreter.open_jaxpr(body.source)
         self._add_equations(source, inputs, body)
@@ -177,8 +171,7 @@ class _Walk:
                     body.copy(eqn, self._keep_operands(eqn, operands, str(reason), body))
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
-                why = f"{_name_for_users(eqn)} {why}"
-                operands = self._keep_operands(eqn, operands, why, body)
+                operands = self._keep_operands(eqn, operands, f"{_name_for_users(eqn)} {why}", body)
                 body.copy(self._change_bodies(eqn, body) if has_gather else eqn, operands)
 
     def _change_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
@@ -198,10 +191,7 @@ class _Walk:
         return interpreter.with_bodies(eqn, change)
 
     def _inline(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Add the equations of a jit in its place, so that deferred values go in and out of it.
-
-        `values` are its operands. Its equations have facts and a user's line of their own.
-        """
+        """Add the equations of a jit in its place: deferred `values` go in, and results out."""
         (jaxpr,) = interpreter.bodies(eqn)
         facts, jax_call = body.facts, body.jax_call
         body.jax_call = jax_call or (eqn if _is_of_jax(jaxpr) else None)
@@ -213,10 +203,10 @@ class _Walk:
     # ---- equations
 
     def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
-        """Let the result of an all_gather be a `Deferred` of its operand; copy it if it is kept.
+        """Replace an all_gather by a `Deferred` of its operand; copy it if it is kept.
 
-        `values` has its operand, this device's block. A tiled gather concatenates blocks along a
-        dimension that they have; another stacks them along a new one, of length 1 in the block.
+        Tiled, it concatenates the operands of all devices; else it stacks them, so the block gets a
+        new dimension of length 1. `values` has the operand.
         """
         dim, tiled = int(eqn.params["all_gather_dimension"]), eqn.params["tiled"]
         is_nested = isinstance(values[0], Deferred)

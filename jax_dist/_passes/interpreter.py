@@ -71,9 +71,6 @@ def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
     return wanted(eqn) or any(wanted(inner) for body in bodies(eqn) for inner in equations(body))
 
 
-# --- records of primitives
-
-
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     """Return the record of an equation's primitive; an opaque one if a user has defined it."""
     return primitives.record(_compat.name_of(eqn))
@@ -106,17 +103,13 @@ def bodies_of_while(eqn: JaxprEqn) -> list[str]:
 
 
 class LoopCounts(NamedTuple):
-    """Numbers of a loop's operands: constants are first, then carries, then the xs of a scan.
-
-    Its results are the carries, then the ys of a scan.
-    """
+    """Numbers of a loop's operands: constants come first, then carries, then the xs of a scan."""
 
     constants: int
-    carries: int
+    carries: int  # also of its results, which begin with these
 
     @property
     def first_x(self) -> int:
-        """The number of the first operand that a scan slices, if it slices any."""
         return self.constants + self.carries
 
 
@@ -147,8 +140,7 @@ def run(
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
-      handler_of: returns the function that evaluates an equation from the values of its operands;
-        None to bind it as it is.
+      handler_of: returns the function that evaluates an equation, or None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
     inputs = [*body.constvars, *body.invars]
@@ -179,7 +171,7 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """Return the equation with `change` applied to each jaxpr in its parameters, see `bodies`.
 
-    Of a cond, to each of its `branches`. It is `eqn` itself if `change` returns each as it was.
+    It is `eqn` itself if `change` returns each as it was.
     """
     if not bodies(eqn):
         return eqn
@@ -200,10 +192,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 @contextlib.contextmanager
 def use_location(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
-    """Trace what is inside with the source line, name stack and context of `eqn`.
-
-    With `anew`, the context (the mesh, x64 and the like) stays the current one.
-    """
+    """Give what is traced inside the line, name stack and, unless `anew`, the context of `eqn`."""
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
     context = contextlib.nullcontext() if anew else eqn.ctx.manager
@@ -336,10 +325,7 @@ def inline_calls(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> Any:
 
 
 def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
-    """Return a jaxpr in which each equation with a handler is replaced by a trace of that.
-
-    `handlers` has them by the `id` of the equation, at any depth.
-    """
+    """Return a jaxpr with equations replaced by a trace of their handler, by the `id` of each."""
 
     def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         if (handler := handlers.get(id(eqn))) is None:

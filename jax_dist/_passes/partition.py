@@ -54,11 +54,8 @@ class _Route:
         return mapped(*values)
 
     def __str__(self) -> str:
-        operands, results = (
-            ", ".join(f"P({', '.join(map(repr, spec))})" for spec in specs)
-            for specs in (self.layout.operands, self.layout.results)
-        )
-        return f"shard_map, ({operands}) -> ({results})"
+        spell = lambda specs: ", ".join(f"P({', '.join(map(repr, spec))})" for spec in specs)
+        return f"shard_map, ({spell(self.layout.operands)}) -> ({spell(self.layout.results)})"
 
 
 def plan_partitioning(
@@ -85,8 +82,8 @@ def plan_partitioning(
     """
     # With jits inlined, each call of one can be sharded by itself.
     program = interpreter.inline_calls(jaxpr, propagation.is_plain_jit)
-    all_eqns = list(interpreter.equations(program))
-    calls = [eqn for eqn in all_eqns if _compat.name_of(eqn) == "custom_partitioning"]
+    eqns = interpreter.equations(program)
+    calls = [eqn for eqn in eqns if _compat.name_of(eqn) == "custom_partitioning"]
     specs, names = specs or {}, dict.fromkeys(map(_name_of, calls))
     if calls and (unknown := sorted(specs.keys() - names)):
         raise ArgumentError(
@@ -113,8 +110,8 @@ def _route_calls(
     in_shardings: Sequence[NamedSharding | None],
     specs: Specs,
 ) -> PassPlan:
-    """Route the calls through `jax.shard_map` on a mesh; see `plan_partitioning`."""
-    in_regions = {
+    """Route the calls through `jax.shard_map` on a mesh, or say why one stays as it is."""
+    in_shard_maps = {
         id(inner)
         for eqn in interpreter.equations(program)
         if _compat.name_of(eqn) == "shard_map"
@@ -123,21 +120,22 @@ def _route_calls(
     layouts = propagation.layouts_of(program, calls, mesh, in_shardings)
     routes: dict[int, _Route] = {}  # by the identity of the call
     findings: list[PassFinding] = []
-    for eqn in (eqn for eqn in calls if id(eqn) in layouts):  # lowering drops the others
+    for eqn in calls:
+        if id(eqn) not in layouts:  # lowering drops it
+            continue
         layout, name = layouts[id(eqn)], _name_of(eqn)
         try:
-            if id(eqn) in in_regions:
+            if id(eqn) in in_shard_maps:
                 raise ValueError("it stands in a shard_map over some axes only, or another mesh")
             if name in specs:
                 layout = _layout_from_specs(eqn, *specs[name])
-            route = routes[id(eqn)] = _ask_partition(eqn, layout, mesh)
+            routes[id(eqn)] = _ask_partition(eqn, layout, mesh)
+            findings.append(_finding(eqn, str(routes[id(eqn)])))
         except (NotImplementedError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0].rstrip(":.")
             if name in specs:
                 raise ArgumentError(f"specs= do not fit {name!r}: {why}.") from error
             findings.append(_finding(eqn, "", why))
-        else:
-            findings.append(_finding(eqn, str(route)))
     changed = interpreter.replace_equations(program, routes) if routes else None
     return PassPlan(changed, tuple(findings))
 
@@ -145,39 +143,38 @@ def _route_calls(
 def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
     """Return a call's layout from the user's specs; raise ValueError if their counts differ."""
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
-    counts = f"{len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} results"
     if (len(in_specs), len(results)) != (len(eqn.invars), len(eqn.outvars)):
+        counts = f"{len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} results"
         raise ValueError(f"it has {counts}, not {len(in_specs)} and {len(results)}")
-    operands = _normalize_specs(in_specs, eqn.invars)
-    return CallLayout(operands, _normalize_specs(results, eqn.outvars))
+    return CallLayout.of(eqn, in_specs, results)
 
 
 def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Route:
     """Call the op's `partition` with the shardings of `layout`; return its answer as a shard_map.
 
+    `partition(*static_args, mesh, arguments, results)` gives a function of blocks, and the
+    shardings that this wants; for an op on rows, P("i", None) where P("i", "j") was asked.
+
     Raises:
       ValueError: no shard_map can express the answer; or JAX or the op raises it, a TypeError or a
         NotImplementedError.
     """
-    params = eqn.params
+    params, in_tree, out_tree = eqn.params, eqn.params["in_tree"], eqn.params["out_tree"]
     if layout is None:
         raise ValueError("jax_use_shardy_partitioner is off, so its specs are unknown: give specs=")
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
     operands = _sharded_types(eqn.invars, layout.operands, mesh)
-    arguments = params["in_tree"].unflatten(operands)
-    results = params["out_tree"].unflatten(_sharded_types(eqn.outvars, layout.results, mesh))
+    results = _sharded_types(eqn.outvars, layout.results, mesh)
     _, lower, out_shardings, in_shardings = params["partition"](
-        *params["static_args"], mesh, arguments, results
+        *params["static_args"], mesh, in_tree.unflatten(operands), out_tree.unflatten(results)
     )
-    layout_of_blocks = CallLayout(
-        _specs_from_partition(params["in_tree"].flatten_up_to(in_shardings), eqn.invars, mesh),
-        _specs_from_partition(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
-    )
-    route = _Route(_name_of(eqn), mesh, lower, params["in_tree"], layout_of_blocks)
+    in_specs = _specs_from_partition(in_tree.flatten_up_to(in_shardings), mesh)
+    out_specs = _specs_from_partition(out_tree.flatten_up_to(out_shardings), mesh)
+    route = _Route(_name_of(eqn), mesh, lower, in_tree, CallLayout.of(eqn, in_specs, out_specs))
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
-    expected_types = [_describe_type(var.aval) for var in eqn.outvars]
-    for expected, actual in zip(expected_types, map(_describe_type, traced.out_avals), strict=True):
+    for var, out_aval in zip(eqn.outvars, traced.out_avals, strict=True):
+        expected, actual = _describe_type(var.aval), _describe_type(out_aval)
         if actual != expected:
             raise ValueError(f"its lowering gives {actual}, and the operation {expected}")
     return route
@@ -198,21 +195,13 @@ def _sharded_types(
     ]
 
 
-def _specs_from_partition(
-    shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh
-) -> tuple[P, ...]:
-    """Return the shardings that partition() returned as specs; raise ValueError if none fits."""
+def _specs_from_partition(shardings: Sequence[Any], mesh: Mesh) -> list[P]:
+    """Return the shardings that partition() returned as specs; raise ValueError if one has none."""
     for sharding in shardings:
         is_on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
         if not is_on_mesh or P.UNCONSTRAINED in sharding.spec:
             raise ValueError(f"its partition() returns {sharding}, which shard_map cannot take")
-    return _normalize_specs([sharding.spec for sharding in shardings], atoms)
-
-
-def _normalize_specs(specs: Sequence[P], atoms: Sequence[Atom]) -> tuple[P, ...]:
-    """Return the specs with an entry for each dimension of the atoms."""
-    pairs = zip(specs, atoms, strict=True)
-    return tuple(P(*spec, *[None] * (atom.aval.ndim - len(spec))) for spec, atom in pairs)
+    return [sharding.spec for sharding in shardings]
 
 
 def _name_of(eqn: JaxprEqn) -> str:

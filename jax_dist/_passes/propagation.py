@@ -30,19 +30,19 @@ _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jax
 def find_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
     """Return the meshes with devices that equations name, each once, in order.
 
-    Those of sharding constraints and jits; if they name none, those of shard_maps.
+    Those of the shardings of jits and sharding constraints; if there are none, of shard_maps.
     """
-    named: list[Any] = []
+    of_shardings: list[Any] = []
     of_shard_maps: list[Any] = []
     for eqn in eqns:
         match _compat.name_of(eqn), eqn.params:
             case "jit", {"in_shardings": ins, "out_shardings": outs}:
-                named += [getattr(sharding, "mesh", None) for sharding in (*ins, *outs)]
+                of_shardings += [getattr(sharding, "mesh", None) for sharding in (*ins, *outs)]
             case "sharding_constraint", {"sharding": sharding}:
-                named.append(getattr(sharding, "mesh", None))
+                of_shardings.append(getattr(sharding, "mesh", None))
             case "shard_map", {"mesh": mesh}:
                 of_shard_maps.append(mesh)
-    return _meshes_among(named) or _meshes_among(of_shard_maps)
+    return _meshes_among(of_shardings) or _meshes_among(of_shard_maps)
 
 
 def meshes_of(named: Sequence[Mesh], in_shardings: _Shardings) -> list[Mesh]:
@@ -76,6 +76,13 @@ class CallLayout:
     operands: tuple[P, ...]
     results: tuple[P, ...]
 
+    @classmethod
+    def of(cls, eqn: JaxprEqn, operands: Sequence[P], results: Sequence[P]) -> "CallLayout":
+        """Return the layout by these specs: `P("i")` of an `[8, 4]` becomes `P("i", None)`."""
+        pad = lambda spec, atom: P(*spec, *[None] * (atom.aval.ndim - len(spec)))
+        pairs = zip(operands, eqn.invars, strict=True), zip(results, eqn.outvars, strict=True)
+        return cls(*(tuple(pad(spec, atom) for spec, atom in specs) for specs in pairs))
+
 
 _SCOPE = re.compile(r"jax_dist_site_(\d+)")
 
@@ -88,24 +95,24 @@ def is_plain_jit(eqn: JaxprEqn) -> bool:
 
 
 def layouts_of(
-    jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn], mesh: Mesh, in_shardings: _Shardings
+    jaxpr: ClosedJaxpr, calls: Sequence[JaxprEqn], mesh: Mesh, in_shardings: _Shardings
 ) -> dict[int, CallLayout | None]:
-    """Return by the `id` of a call how Shardy shards its values; None if it is turned off.
+    """Return by the `id` of a call how Shardy shards its values; None if Shardy is turned off.
 
     Without entry are calls that lowering drops: their results are unused, or JAX inlines the op.
     """
     if not _compat.config_value("jax_use_shardy_partitioner"):
-        return dict.fromkeys(map(id, eqns))
-    numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
+        return dict.fromkeys(map(id, calls))
+    numbers = {id(eqn): number for number, eqn in enumerate(calls)}
     lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
-    layouts = _read_layouts(lowered.compiler_ir())
+    layouts = _read_layouts(lowered.compiler_ir())  # by the number of the call
     return {key: layouts[number] for key, number in numbers.items() if number in layouts}
 
 
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    """Lower a program with each call, by its `id`, in a scope that bears its number."""
+    """Lower a program with each call in a scope, "jax_dist_site_3"; `numbers` has 3 by its `id`."""
 
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
         # The barrier is an operation in the module that carries the shardings of the operands.
@@ -118,14 +125,14 @@ def _lower_with_scopes(
         del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
         return interpreter.evaluate(marked, args)
 
-    shapes = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]
+    types = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]  # of the anchor
     for var, sharding in zip(jaxpr.jaxpr.invars, in_shardings, strict=True):
         aval: Any = var.aval
         # What is on other devices is moved to those of the mesh in the call.
-        is_there = sharding is not None and sharding.device_set == set(mesh.devices.flat)
-        kind = {"sharding": sharding if is_there else None, "weak_type": aval.weak_type}
-        shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **kind))
-    return jax.jit(program, keep_unused=True).lower(*shapes)
+        is_on_mesh = sharding is not None and sharding.device_set == set(mesh.devices.flat)
+        options = {"sharding": sharding if is_on_mesh else None, "weak_type": aval.weak_type}
+        types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options))
+    return jax.jit(program, keep_unused=True).lower(*types)
 
 
 # --- what Shardy writes into the module
@@ -158,10 +165,10 @@ def _spec(value: ir.Value) -> P:
     Of `<@mesh, [{"i", "j"}, {}]>` that is `P(("i", "j"), ())`. A dimension that is sharded over a
     part of a mesh axis only, which no spec can say, counts as whole.
     """
-    maker: Any = value.owner  # the operation that has the value among its results
-    if "sdy.sharding" not in maker.attributes:  # replicated
+    producer: Any = value.owner  # the operation, whose attribute has a sharding for each result
+    if "sdy.sharding" not in producer.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
-    shardings = sdy.TensorShardingPerValueAttr(maker.attributes["sdy.sharding"]).shardings
+    shardings = sdy.TensorShardingPerValueAttr(producer.attributes["sdy.sharding"]).shardings
     sharding = sdy.TensorShardingAttr(shardings[ir.OpResult(value).result_number])
     entries: list[tuple[str, ...]] = []
     for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):

@@ -48,45 +48,46 @@ def bind_again(
     values = untie_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
-    again = functools.partial(evaluate, handler_of=handler_of)  # for the bodies
+    evaluate_body = functools.partial(evaluate, handler_of=handler_of)
     name, record = _compat.name_of(eqn), record_of(eqn)
     if record.call == "inline":
         (inner,) = interpreter.bodies(eqn)
-        call = lambda *args: again(inner, args)
+        call = lambda *args: evaluate_body(inner, args)
         call.__name__ = call.__qualname__ = eqn.params.get("name", name)
         return jax.jit(call)(*values)
     if record.call == "ruled":
-        return _call_without_rule(eqn, values, again)
+        return _call_without_rule(eqn, values, evaluate_body)
     if name == "shard_map":
-        return _call_shard_map(eqn, values, again)
+        return _call_shard_map(eqn, values, evaluate_body)
+    # A NamedSharding, such as `out_sharding`, is of the mesh of the first trace.
     params = {k: None if isinstance(v, NamedSharding) else v for k, v in eqn.params.items()}
     eqn = eqn.replace(ctx=context or interpreter.context_here(), params=params)
-    trace_again = functools.partial(_trace_again, again)
-    return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
+    trace_body = functools.partial(_trace_again, evaluate_body)
+    return interpreter.replay(interpreter.with_bodies(eqn, trace_body), values)
 
 
-def _trace_again(again: _Evaluate, body: Any) -> Any:
+def _trace_again(evaluate_body: _Evaluate, body: Any) -> Any:
     """Return a body of an equation, open or closed as it came, traced without its mesh."""
     avals: list[Any] = interpreter.open_jaxpr(body).in_avals
     if any(type(aval).__name__ == "AbstractRef" for aval in avals):  # a kernel knows no mesh
         return body
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    traced = jax.make_jaxpr(lambda *args: again(body, args))(*types)
+    traced = jax.make_jaxpr(lambda *args: evaluate_body(body, args))(*types)
     is_closed = isinstance(body, ClosedJaxpr)
     if not traced.consts:
         return traced if is_closed else traced.jaxpr
-    # That of a checkpoint has no constants: they become literals.
+    # The equation has no operands for new constants: they become literals.
     source = traced.jaxpr.replace(constvars=[])
     builder = interpreter.Builder(ClosedJaxpr(source, ()) if is_closed else source)
     return builder.finish(builder.add(traced, source.invars))
 
 
-def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
+def _call_shard_map(eqn: JaxprEqn, values: Values, evaluate_body: _Evaluate) -> Values:
     """Call `jax.shard_map` with the specs of an equation, on a body that is traced again."""
     params = eqn.params
     is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
     mapped = jax.shard_map(
-        lambda *blocks: again(params["jaxpr"], blocks),
+        lambda *blocks: evaluate_body(params["jaxpr"], blocks),
         # Inside another shard_map, the mesh of the context says which axes are manual already.
         mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
@@ -97,8 +98,8 @@ def _call_shard_map(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
     return mapped(*values)
 
 
-def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Values:
-    """Call the function of a custom_jvp or custom_vjp, with a rule that raises.
+def _call_without_rule(eqn: JaxprEqn, values: Values, evaluate_body: _Evaluate) -> Values:
+    """Call the function of a custom_jvp or custom_vjp; to differentiate the result is an error.
 
     Its own rule was traced for another mesh, and differentiating through its body instead could
     silently give another derivative.
@@ -106,7 +107,7 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, again: _Evaluate) -> Value
 
     @jax.custom_jvp
     def call(*args: Any) -> Values:
-        return again(eqn.params["call_jaxpr"], args)
+        return evaluate_body(eqn.params["call_jaxpr"], args)
 
     @call.defjvp
     def raise_error(primals: Any, tangents: Any) -> Any:
@@ -125,18 +126,18 @@ def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
     JAX may hold a literal as an array whose type names a mesh: `Array(2.0)`, weakly typed, becomes
     the Python number 2.0, which can be combined with arrays on any mesh.
     """
-
-    def plain(literal: Literal) -> Any:
-        """Return a Python scalar if it has the literal's weak type, else a NumPy array."""
-        aval: Any = literal.aval
-        if is_key(literal.val):
-            return literal.val
-        array = np.asarray(literal.val)
-        if aval.weak_type and array.ndim == 0:
-            scalar = array.item()
-            if jax.typeof(scalar).dtype == aval.dtype:
-                return scalar
-        return array.astype(aval.dtype, copy=False)
-
     pairs = zip(atoms, values, strict=True)
-    return [plain(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
+    return [_without_mesh(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
+
+
+def _without_mesh(literal: Literal) -> Any:
+    """Return a literal as a Python number if it has the type of one, else as a NumPy array."""
+    aval: Any = literal.aval
+    if is_key(literal.val):
+        return literal.val
+    array = np.asarray(literal.val)
+    if aval.weak_type and array.ndim == 0:
+        number = array.item()
+        if jax.typeof(number).dtype == aval.dtype:
+            return number
+    return array.astype(aval.dtype, copy=False)

@@ -21,6 +21,7 @@ Same: TypeAlias = frozenset[Any]  # the names of axes along which all devices ho
 Facts: TypeAlias = Mapping[Any, Same]  # by variable
 
 NOWHERE: Same = frozenset()
+_PURE_KINDS = ("plain", "call", "branch", "loop")  # equal operands give equal results
 
 
 class Invariance:
@@ -85,8 +86,11 @@ class Invariance:
         `[{"i"}]`. A callback and an unknown primitive give no axes.
         """
         match record_of(eqn).kind:
-            case "plain" if _holds_known_bodies(eqn):
-                axes = scope.intersection(*operands)
+            case "plain":
+                # How it connects its bodies is not known, so they may hold nothing that differs.
+                inner = itertools.chain(*map(interpreter.equations, bodies(eqn)))
+                is_known = all(record_of(e).kind in _PURE_KINDS for e in inner)
+                axes = scope.intersection(*operands) if is_known else NOWHERE
             case "collective":
                 axes = _same_after_collective(eqn, scope.intersection(*operands), scope)
             case "call":
@@ -101,10 +105,8 @@ class Invariance:
                 carries = settled[counts.constants : counts.first_x]
                 if _compat.name_of(eqn) == "while":
                     return carries
-                return [
-                    *carries,
-                    *self.outputs(eqn.params["jaxpr"], settled, scope)[counts.carries :],
-                ]
+                outs = self.outputs(eqn.params["jaxpr"], settled, scope)
+                return [*carries, *outs[counts.carries :]]
             case "region":
                 (inputs,) = self.body_inputs(eqn, operands, scope)
                 inside = scope | frozenset(eqn.params["newly_manual_axes"])
@@ -138,15 +140,6 @@ class Invariance:
             if settled == ins:
                 return ins
             ins = settled
-
-
-def _holds_known_bodies(eqn: JaxprEqn) -> bool:
-    """Return whether a plain equation has bodies, if any, in which equal operands stay equal.
-
-    How its primitive connects them is not known.
-    """
-    inner = [e for body in bodies(eqn) for e in interpreter.equations(body)]
-    return {record_of(e).kind for e in inner} <= {"plain", "call", "branch", "loop"}
 
 
 def _same_after_collective(eqn: JaxprEqn, same: Same, scope: Same) -> Same:

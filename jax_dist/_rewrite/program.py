@@ -9,7 +9,7 @@ one that is not in it comes to `_call_anew`.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -56,9 +56,7 @@ class _Trace:
     findings: tuple[PassFinding, ...]  # made while tracing
     meshes: tuple[Mesh, ...]  # that its equations name
     routes: bool  # whether it has custom_partitioning operations, which shardings decide on
-    programs: dict[
-        tuple[tuple[Mesh, ...], _Shardings], "RewrittenProgram"
-    ]  # what passes make of it
+    programs: dict[Hashable, "RewrittenProgram"]  # after the passes, by meshes and shardings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -115,12 +113,11 @@ class RewriteDispatcher:
 
         Returns the results, what the fast path is to remember (or None), and whether that is stale.
         """
-        program = self.find(args, kwargs)
+        program, mesh = self.find(args, kwargs), self.options.mesh
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(program, args, kwargs), None, False
-        for mesh in program.meshes:
-            placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
-        mesh = self.options.mesh
+        for program_mesh in program.meshes:
+            placement.check_runs(program_mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
             return self._run(program, args, kwargs)
         except ValueError:  # perhaps of jit, for arguments on different sets of devices
@@ -178,11 +175,7 @@ class RewriteDispatcher:
     def find(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
         """Return the program for arguments of these types and shardings; values do not matter."""
         trace = self._trace_user(args, kwargs)
-        leaf_shardings = [
-            None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-            for leaf in self._dynamic_leaves(args, kwargs)
-        ]
-        shardings = tuple(s if isinstance(s, NamedSharding) else None for s in leaf_shardings)
+        shardings = tuple(map(_named_sharding, self._dynamic_leaves(args, kwargs)))
         mesh = self.options.mesh
         meshes = (mesh,) if mesh else tuple(meshes_of(trace.meshes, shardings))
         # jit itself serves all shardings, but routing depends on them.
@@ -236,15 +229,15 @@ class RewriteDispatcher:
     def _run_passes(
         self, trace: _Trace, meshes: tuple[Mesh, ...], shardings: _Shardings
     ) -> RewrittenProgram:
-        """Return the program after all passes, in their order."""
+        """Return the program after all passes; `shardings` are of the leaves of the arguments."""
         options, plan = self.options, PassPlan(trace.lifted.jaxpr, trace.findings)
         if jax.process_count() == 1:
             plan = plan.then(remesh.plan_remesh, options.mesh)
         if trace.routes:
-            replicated = NamedSharding(meshes[0], P()) if len(meshes) == 1 else None
-            of_inputs = (*[replicated] * len(trace.lifted.values), *shardings)
+            of_capture = NamedSharding(meshes[0], P()) if len(meshes) == 1 else None
+            in_shardings = (*[of_capture] * len(trace.lifted.values), *shardings)
             plan = plan.then(
-                plan_partitioning, meshes=meshes, in_shardings=of_inputs, specs=options.specs
+                plan_partitioning, meshes=meshes, in_shardings=in_shardings, specs=options.specs
             )
         if options.gathers != "keep":
             plan = plan.then(plan_gathers, exact=options.gathers == "exact")
@@ -290,6 +283,12 @@ class RewriteDispatcher:
         by_position = [arg for number, arg in enumerate(args) if number not in fixed]
         by_name = {name: value for name, value in kwargs.items() if name not in names}
         return jax.tree.leaves((by_position, by_name))
+
+
+def _named_sharding(leaf: Any) -> NamedSharding | None:
+    """Return how an argument is sharded, or None if it is traced or on no mesh."""
+    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _describe_leaf(leaf: Any) -> Any:

@@ -60,6 +60,7 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
 
     `jax.pmap` and ours both trace to a shard_map without vma types, manual over one axis. Other
     such shard_maps have a body that was defined in another file than those of the two pmaps.
+    `around` are the equations that hold the jaxpr, outermost first.
     """
     sites = []
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
@@ -69,7 +70,8 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
             continue
         mesh, axes = eqn.params["mesh"], tuple(eqn.params["newly_manual_axes"])
         source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
-        if any(f in source for f in _FILES) and len(axes) == 1 and not eqn.params["check_vma"]:
+        is_in_file_of_pmap = any(file in source for file in _FILES)
+        if is_in_file_of_pmap and len(axes) == 1 and not eqn.params["check_vma"]:
             line, of_jax = interpreter.user_line_of(eqn, around), _FILE_OF_JAX in source
             sites.append(_PmapSite(eqn, mesh, axes[0], mesh.shape[axes[0]], line, of_jax))
     return sites
@@ -116,14 +118,15 @@ def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
 def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Values) -> Values:
     """Emit a pmap over an axis of the mesh, in the place of its equation; return its results.
 
-    The shard_map is on the same devices, with the pmap's name for the axis.
+    A pmap over "i", moved to "data" of the mesh ("data", "model"), becomes a shard_map on a mesh
+    ("i", "other_model") of the same devices; its operands and results are sharded over "data".
     """
     names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
     pmap_mesh = _compat.auto_mesh(mesh.devices, names)
     # With equal names and sizes, the types in the body hold as they are; else it is traced again.
     keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
     evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
-    params = eqn.params
+    body, in_specs, out_specs = (eqn.params[key] for key in ("jaxpr", "in_specs", "out_specs"))
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
         """Shard values on the caller's mesh, where the axis of the pmap has another name."""
@@ -131,16 +134,16 @@ def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Valu
         pairs = zip(values, renamed, strict=True)
         return [lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) for x, spec in pairs]
 
-    operands = constrain(values, params["in_specs"])
+    operands = constrain(values, in_specs)
     with meshes.context_of(pmap_mesh):
         results = jax.shard_map(
-            lambda *blocks: evaluate(params["jaxpr"], blocks),
+            lambda *blocks: evaluate(body, blocks),
             mesh=pmap_mesh,
-            in_specs=tuple(params["in_specs"]),
-            out_specs=list(params["out_specs"]),
+            in_specs=tuple(in_specs),
+            out_specs=list(out_specs),
             check_vma=False,
         )(*operands)
-    return constrain(results, params["out_specs"])
+    return constrain(results, out_specs)
 
 
 def put_on(mesh: Mesh, tree: Any) -> Any:
@@ -163,7 +166,7 @@ def put_on(mesh: Mesh, tree: Any) -> Any:
 
 @contextlib.contextmanager
 def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
-    """Have `jax.pmap` map over all processes while tracing; add a finding for each.
+    """Have each `jax.pmap` that is traced inside map over all processes; add a finding for it.
 
     It runs on the devices of `mesh` if that has one axis, and if the pmap names no devices.
     """
@@ -171,7 +174,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         yield
         return
 
-    def run(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
+    def emit(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
         """Emit an intercepted pmap as ours, which takes and gives the slices of this process."""
         devices = pmap.devices
         if devices is None and mesh is not None and len(mesh.axis_names) == 1:
@@ -197,7 +200,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
 
-    with _compat.intercept_pmaps(run):
+    with _compat.intercept_pmaps(emit):
         yield
 
 

@@ -182,39 +182,39 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
     """
     findings = []
-    for region in interpreter.equations(jaxpr):
-        if record_of(region).kind != "region" or not region.params["check_vma"]:
+    for shard_map in interpreter.equations(jaxpr):
+        if record_of(shard_map).kind != "region" or not shard_map.params["check_vma"]:
             continue
-        line = interpreter.source_line(region)
-        transposed = list(_transposed_equations(region.params["jaxpr"], line))
-        if any(_is_transposed_psum(eqn) for eqn, _ in transposed):
+        line = interpreter.source_line(shard_map)
+        backward = list(_backward_equations(shard_map.params["jaxpr"], line))
+        if any(_is_transposed_psum(eqn) for eqn, _ in backward):
             continue
-        for eqn, line in transposed:
+        for eqn, line in backward:
             if record_of(eqn).over == "sum":
-                over = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
-                what = f"the gradient by a replicated value is summed over {over}"
+                axes = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
+                what = f"the gradient by a replicated value is summed over {axes}"
                 code = _codes.GRADIENT_OF_REPLICATED
                 findings.append(PassFinding(code, "noted", what, _WHY_SUMMED, line))
     return tuple(dict.fromkeys(findings))
 
 
-def _transposed_equations(
-    body: Any, around: str, *, is_inside: bool = False
+def _backward_equations(
+    body: Any, line_around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
     """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
     JAX marks them in their name stack, as in "transpose(jvp())". That starts anew in each body, so
     what is in the body of a marked one (`is_inside`) counts too, but for what a checkpoint computes
-    forward once more. `around` is the line of the equation that holds the body.
+    forward once more. `line_around` is that of the equation that holds the body.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
-        line = interpreter.source_line(eqn) or around
+        line = interpreter.source_line(eqn) or line_around
         names = str(eqn.source_info.name_stack)
-        is_transposed = "transpose(" in names or (is_inside and _REMATERIALIZED not in names)
-        if is_transposed:
+        is_backward = "transpose(" in names or (is_inside and _REMATERIALIZED not in names)
+        if is_backward:
             yield eqn, line
         for inner in interpreter.bodies(eqn):
-            yield from _transposed_equations(inner, line, is_inside=is_transposed)
+            yield from _backward_equations(inner, line, is_inside=is_backward)
 
 
 def _is_transposed_psum(eqn: JaxprEqn) -> bool:
