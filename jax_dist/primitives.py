@@ -163,6 +163,7 @@ opaque: call_hi_primitive stage # the first one, unless it can be expanded
 
 
 def _records() -> Iterator[Primitive]:
+    """Yield the records of `TABLE`, whose lines are "kind fact fact: names # comment"."""
     for line in TABLE.splitlines():
         words, _, names = line.partition("#")[0].partition(":")
         kind, *others = words.split() or [""]

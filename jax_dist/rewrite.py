@@ -113,18 +113,18 @@ def _check(fun: object, options: RewriteOptions) -> None:
     """Raise ArgumentError for an option of an unknown value."""
     if not callable(fun):
         raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
-    wrong = {}  # by the name of an option with a wrong value: what it must be
-    if not isinstance(options.mesh, Mesh | None):
-        wrong["mesh"] = "a jax.sharding.Mesh"
-    if not isinstance(options.specs, Mapping | None):
-        wrong["specs"] = "a dict {'name of the op': (in_specs, out_specs)}"
-    choices = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
-    for name, values in zip(choices, map(get_args, choices.values()), strict=True):
-        if getattr(options, name) not in values:
-            wrong[name] = f"one of {', '.join(map(repr, values))}"
-    for name, expected in wrong.items():
-        value = getattr(options, name)
-        raise ArgumentError(f"{name}= of rewrite must be {expected}, not {value!r}.")
+    # By the name of an option: whether its value is valid, and what it must be.
+    conditions = {"mesh": (isinstance(options.mesh, Mesh | None), "a jax.sharding.Mesh")}
+    what_specs_are = "a dict {'name of the op': (in_specs, out_specs)}"
+    conditions["specs"] = isinstance(options.specs, Mapping | None), what_specs_are
+    for name, kind in dict(captures=Captures, gathers=Gathers, partitioning=Partitioning).items():
+        values = get_args(kind)
+        is_valid = getattr(options, name) in values
+        conditions[name] = is_valid, f"one of {', '.join(map(repr, values))}"
+    for name, (is_valid, expected) in conditions.items():
+        if not is_valid:
+            value = getattr(options, name)
+            raise ArgumentError(f"{name}= of rewrite must be {expected}, not {value!r}.")
 
 
 def explain(

@@ -50,9 +50,9 @@ _DEPTH = 2  # of objects in objects; containers do not count
 
 
 def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tuple[str, str]]:
-    """Return the names of arrays, and the lines where the functions begin that capture them.
+    """Return the names of arrays, and where the functions begin that capture them.
 
-    For an array in a global `params`, that is `("params['w']", "train.py:10")`.
+    By array, as in `("params['w']", "train.py:10")`.
 
     Args:
       fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
@@ -113,10 +113,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a pytree with their paths, such as "self.params['w']".
-
-    After a leaf, the attributes of the object that it is follow, down to `depth` objects.
-    """
+    """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # noqa: BLE001  # of a node that cannot be flattened, as keys without order

@@ -49,9 +49,6 @@ def is_key(value: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-# --- finding them
-
-
 _LARGE = 1024  # bytes
 
 
@@ -75,8 +72,8 @@ class Capture:
     def describe(cls, value: Any) -> "Capture":
         """Return the capture of an array, without name and lines: these are found later."""
         array = value if isinstance(value, jax.Array) else np.asarray(value)
-        type_and_size = tuple(array.shape), str(array.dtype), int(array.nbytes)
-        return cls("<derived>", *type_and_size, is_key=is_key(array), value=array)
+        shape, dtype = tuple(array.shape), str(array.dtype)
+        return cls("<derived>", shape, dtype, int(array.nbytes), is_key=is_key(array), value=array)
 
     @property
     def is_large(self) -> bool:
@@ -152,8 +149,9 @@ class CaptureFinder:
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the program with some of its arrays as its first inputs, and what these inputs are.
 
-    Of random keys, that is their data: a compiled program of JAX can hold no key as a constant. The
-    program is always a new object, as a cache may hold it by the old one, weakly.
+    `{lambda w; x. x @ w}` becomes `{lambda ; w x. x @ w}`. For a random key the input is its data:
+    a compiled program of JAX can hold no key as a constant. The program is always a new object, as
+    a cache may hold it by the old one, weakly.
     """
     if not arrays:
         return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts), []

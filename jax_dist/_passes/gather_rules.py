@@ -122,10 +122,10 @@ def _reshape(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
     With 8 blocks along 0, `[8, 2, 3] -> [16, 3]` reshapes each block `[1, 2, 3]` to `[2, 3]`. None
     for `[2, 8, 3] -> [16, 3]` with 8 blocks along 1: rows 0 and 8 would be of one block.
     """
+    new_sizes = eqn.params["new_sizes"]
     if eqn.params["dimensions"] is not None:  # it transposes first
         return None
-    new_sizes = eqn.params["new_sizes"]
-    # The dimensions before the gathered one must become whole dimensions.
+    # Elements before the gathered dimension, which must fill whole dimensions of the result.
     count_before = math.prod(_shape(eqn.invars[0])[: gathered.dim])
     for dim, length in enumerate(new_sizes):
         if math.prod(new_sizes[:dim]) == count_before and length % gathered.size == 0:
@@ -228,9 +228,9 @@ def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
 def dimension_to_slice(eqn: JaxprEqn, position: int, gathered: Deferred) -> int | None:
     """Return the dimension along which a whole operand is sliced to a block for this device.
 
-    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0. None if each
-    block needs all of it: a scalar, or a w of `[1, 3]`, which is broadcast along 0. The operand is
-    the one at `position` in the equation; `gathered` is another, in a product the only other.
+    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0; in a product the
+    dimension contracted with the gathered one. None if each block needs all: of a scalar, or a w of
+    `[1, 3]`, broadcast along 0. The operand is at `position`, and `gathered` is another one.
     """
     if _compat.name_of(eqn) == "dot_general":
         other = 1 - position

@@ -130,8 +130,6 @@ class _Walk:
         body = _Body(jaxpr, {}, check_vma=False)
         return self._change_body("program", [NOWHERE] * len(jaxpr.in_avals), body)
 
-    # ---- bodies
-
     def _change_body(self, name: str, inputs: Sequence[Same], body: _Body) -> Any:
         """Add the changed equations of its source to a new `body`; return the jaxpr.
 
@@ -200,8 +198,6 @@ class _Walk:
         body.facts, body.jax_call = facts, jax_call
         body.env.update(zip(eqn.outvars, body.read_all(opened.outvars), strict=True))
 
-    # ---- equations
-
     def _defer(self, eqn: JaxprEqn, values: Values, body: _Body) -> None:
         """Replace an all_gather by a `Deferred` of its operand; copy it if it is kept.
 
@@ -266,10 +262,9 @@ class _Walk:
     ) -> list[Atom]:
         """Return what an equation on blocks takes in place of its operands `values`.
 
-        A deferred operand gives its block. A whole one is sliced to this device's block along the
-        dimension that meets the gathered one, if it has it. For `mul g w` with g gathered from 8
-        devices to `[8, 3]`, the weights w, `[8, 1]`, are sliced to `[1, 1]`; for `mul g 2.0`, the 2
-        is taken as it is. `gathered` is one of the deferred operands.
+        A deferred operand gives its block. A whole one is sliced to this device's block: for `mul g
+        w` with g gathered from 8 devices to `[8, 3]`, the weights w, `[8, 1]`, to `[1, 1]`. What
+        has no dimension to slice, as 2.0, stays. `gathered` is one of the deferred operands.
 
         Raises:
           NeedsWhole: a whole operand may differ between devices.

@@ -42,7 +42,9 @@ def constants(jaxpr: Any) -> Sequence[Any]:
 
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
-    """Return the jaxprs among the parameters of an equation, open or closed, in order."""
+    """Return the jaxprs in the parameters of an equation, in order: of a while, condition, body."""
+    if _compat.name_of(eqn) == "while":
+        return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
     parts = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
     return [part for part in itertools.chain(*parts) if isinstance(part, _JAXPRS)]
 
@@ -88,18 +90,9 @@ def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
     numbers = list(range(len(eqn.invars)))
     if _compat.name_of(eqn) == "while":
         for_condition, first_carry = eqn.params["cond_nconsts"], loop_counts(eqn).constants
-        inputs = {
-            "cond_jaxpr": numbers[:for_condition] + numbers[first_carry:],
-            "body_jaxpr": numbers[for_condition:],
-        }
-        return [inputs[name] for name in bodies_of_while(eqn)]
+        return [numbers[:for_condition] + numbers[first_carry:], numbers[for_condition:]]
     first_input = 1 if record_of(eqn).kind == "branch" else 0  # operand 0 of a branch is its index
     return [numbers[first_input:] for _ in bodies(eqn)]
-
-
-def bodies_of_while(eqn: JaxprEqn) -> list[str]:
-    """Return the parameters of a while loop with bodies, in the order of `bodies`."""
-    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
 class LoopCounts(NamedTuple):

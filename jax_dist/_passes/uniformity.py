@@ -126,14 +126,13 @@ class Invariance:
         no further one is lost: 0, to which each iteration adds `axis_index("i")`, is the same along
         "i" only before the first one.
         """
-        counts, names = interpreter.loop_counts(eqn), interpreter.bodies_of_while(eqn) or ["jaxpr"]
+        counts = interpreter.loop_counts(eqn)
         while True:
-            outs: dict[str, list[Same]] = {}  # by the parameter that holds the body
-            for name, operands in zip(names, operands_of_bodies(eqn), strict=True):
-                outs[name] = self.outputs(eqn.params[name], [ins[n] for n in operands], scope)
+            inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
+            outs = map(self.outputs, bodies(eqn), inputs, itertools.repeat(scope))
+            *conditions, results = outs  # a scan has no condition
             # Where the condition of a while loop differs, devices leave it at different times.
-            (continues,) = outs.pop("cond_jaxpr", [scope])
-            (results,) = outs.values()
+            continues = scope.intersection(*itertools.chain(*conditions))
             settled = list(ins)
             for number in range(counts.carries):
                 settled[counts.constants + number] &= results[number] & continues

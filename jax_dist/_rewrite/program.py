@@ -9,7 +9,7 @@ one that is not in it comes to `_call_anew`.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 import jax
@@ -248,12 +248,14 @@ class RewriteDispatcher:
         """Return the jit object of a program; captured arrays are its first argument, or in it."""
         if takes_captures not in program.jits:
             # `first` is the position of the user's first argument, after the captured arrays.
-            options, first = self._jit_options, int(takes_captures)
+            trace, options, first = program.trace, self._jit_options, int(takes_captures)
 
             # `flat_args` as in jax.pmap: a keyword `args` of the user would clash with that name.
             def run(*flat_args: Any, **kwargs: Any) -> Any:
-                captured = flat_args[0] if takes_captures else ()
-                return self._evaluate(program, captured, flat_args[first:], kwargs)
+                captured = flat_args[0] if takes_captures else trace.lifted.values
+                inputs = [*captured, *self._dynamic_leaves(flat_args[first:], kwargs)]
+                results = interpreter.evaluate(program.jaxpr, inputs)
+                return jax.tree.unflatten(trace.out_tree, results)
 
             # No functools.wraps: jit would read the user's signature and donate by keyword too.
             run.__name__ = run.__qualname__ = self.name
@@ -267,14 +269,6 @@ class RewriteDispatcher:
                 compiler_options=options.compiler_options,
             )
         return program.jits[takes_captures]
-
-    def _evaluate(
-        self, program: RewrittenProgram, captured: Sequence[Any], args: _Args, kwargs: _Kwargs
-    ) -> Any:
-        """Evaluate a program on the user's arguments; `captured` is empty for constants."""
-        inputs = [*(captured or program.trace.lifted.values), *self._dynamic_leaves(args, kwargs)]
-        results = interpreter.evaluate(program.jaxpr, inputs)
-        return jax.tree.unflatten(program.trace.out_tree, results)
 
     def _dynamic_leaves(self, args: _Args, kwargs: _Kwargs) -> list[Any]:
         """Return the leaves of the arguments that are not static."""

@@ -60,7 +60,6 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
 
     `jax.pmap` and ours both trace to a shard_map without vma types, manual over one axis. Other
     such shard_maps have a body that was defined in another file than those of the two pmaps.
-    `around` are the equations that hold the jaxpr, outermost first.
     """
     sites = []
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:

@@ -128,17 +128,17 @@ def wanted_specs(body: Jaxpr, results: Sequence[P | None], uniform: Mapping[Var,
     """
     specs: Specs = {}
 
-    def assign(atoms: Sequence[Any], wanted: Sequence[P | None]) -> None:
+    def assign(atoms: Sequence[Any], atom_specs: Sequence[P | None]) -> None:
         """Set the specs of uniform variables that have none yet."""
-        for atom, spec in zip(atoms, wanted, strict=True):
+        for atom, spec in zip(atoms, atom_specs, strict=True):
             if spec is not None and isinstance(atom, Var) and uniform.get(atom, True):
                 specs.setdefault(atom, spec)
 
     assign(body.outvars, results)
     for eqn in reversed(body.eqns):  # from results to operands
-        wanted = [specs.get(var) for var in eqn.outvars]
-        if any(spec is not None for spec in wanted):
-            assign(eqn.invars, operand_specs(eqn, wanted))
+        result_specs = [specs.get(var) for var in eqn.outvars]
+        if any(spec is not None for spec in result_specs):
+            assign(eqn.invars, operand_specs(eqn, result_specs))
     for eqn in body.eqns:  # then from operands to results, as to the transpose of a sharded w
         if len(eqn.outvars) == 1:
             assign(eqn.outvars, [_result_spec(eqn, specs)])
@@ -148,19 +148,18 @@ def wanted_specs(body: Jaxpr, results: Sequence[P | None], uniform: Mapping[Var,
 def wanted_in_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[list[P | None]]:
     """Return for each body the specs of its results; of a scan, `P(None, "i")` becomes `P("i")`."""
     if _compat.name_of(eqn) == "while":
-        of_body = {"cond_jaxpr": [None], "body_jaxpr": list(result_specs)}
-        return [of_body[name] for name in interpreter.bodies_of_while(eqn)]
+        return [[None], list(result_specs)]  # of its condition and its body
     specs = list(result_specs)
     if _compat.name_of(eqn) == "scan":
-        _, carried = interpreter.loop_counts(eqn)
-        for n, stacked in enumerate(specs[carried:], start=carried):
+        first_y = interpreter.loop_counts(eqn).carries
+        for n, stacked in enumerate(specs[first_y:], start=first_y):
             if stacked is not None:  # sharded over the iterations, it is open within one
                 specs[n] = P(*stacked[1:]) if tuple(stacked[:1]) == (None,) else None
     return [list(specs) for _ in interpreter.bodies(eqn)]
 
 
 def operand_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
-    """Return how operands should be sharded to compute results that are wanted sharded so."""
+    """Return how the operands should be sharded; of `mul 0.1 g` at `P("i")`, `[None, P("i")]`."""
     record = record_of(eqn)
     if record.elementwise:
         shape = _shape(eqn.outvars[0])  # a scalar operand, as a learning rate, gets no spec
@@ -173,21 +172,21 @@ def operand_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | N
 def _operand_specs_by_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
     """Return the spec that the bodies of a call, loop or branch want for each operand, or None.
 
-    If several bodies want one operand sharded, the first decides.
+    If several bodies want one operand sharded, the first decides. A scan slices its xs: `P("i")` in
+    an iteration is `P(None, "i")` of the whole.
     """
     specs: list[P | None] = [None] * len(eqn.invars)
-    # From here on, a scan slices its operands: P("i") in an iteration is P(None, "i") of the whole.
     is_scan = _compat.name_of(eqn) == "scan"
-    first_sliced = sum(interpreter.loop_counts(eqn)) if is_scan else len(eqn.invars)
+    first_x = interpreter.loop_counts(eqn).first_x if is_scan else len(eqn.invars)
     bodies = map(interpreter.open_jaxpr, interpreter.bodies(eqn))
-    specs_of_bodies = wanted_in_bodies(eqn, result_specs)
+    results_of_bodies = wanted_in_bodies(eqn, result_specs)
     operands_of_bodies = interpreter.operands_of_bodies(eqn)
-    for body, wanted, operands in zip(bodies, specs_of_bodies, operands_of_bodies, strict=True):
-        body_specs = wanted_specs(body, wanted, {})
+    for body, results, operands in zip(bodies, results_of_bodies, operands_of_bodies, strict=True):
+        body_specs = wanted_specs(body, results, {})
         for var, number in zip(body.invars, operands, strict=True):
             spec = body_specs.get(var)
             if specs[number] is None and spec is not None:
-                specs[number] = spec if number < first_sliced else P(None, *spec)
+                specs[number] = spec if number < first_x else P(None, *spec)
     return specs
 
 
@@ -199,18 +198,17 @@ def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
         return next((specs[var] for var in sharded_operands if _shape(var) == shape), None)
     if not sharded_operands:
         return None
-    operand = sharded_operands[0]
-    old_shape, spec = _shape(operand), specs[operand]
-    parts = [*spec, *[None] * (len(old_shape) - len(spec))]  # one for each dimension
+    operand_shape, spec = _shape(sharded_operands[0]), specs[sharded_operands[0]]
+    parts = [*spec, *[None] * (len(operand_shape) - len(spec))]  # one for each dimension
     match _compat.name_of(eqn):
         case "transpose":  # P("i", None) becomes P(None, "i")
             return P(*[parts[dim] for dim in eqn.params["permutation"]])
-        case "squeeze":
+        case "squeeze":  # P(None, "i") of [1, 8] becomes P("i")
             dropped = eqn.params["dimensions"]
             return P(*[part for dim, part in enumerate(parts) if dim not in dropped])
-        case "slice":  # of other dimensions than the sharded ones
+        case "slice":  # only of other dimensions than the sharded ones
             sharded_dims = [dim for dim, part in enumerate(parts) if part is not None]
-            return spec if all(old_shape[dim] == shape[dim] for dim in sharded_dims) else None
+            return spec if all(operand_shape[dim] == shape[dim] for dim in sharded_dims) else None
     return None
 
 

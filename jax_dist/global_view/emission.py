@@ -43,12 +43,14 @@ class Emitter:
         env: dict[Any, Any] = dict(zip(inputs, [*plan.closed.consts, *args], strict=True))
         for step in plan.steps:
             if isinstance(step, Region):
-                outs, outvars = self._run_region(plan.facts, step, env), step.body.outvars
+                outvars = step.body.outvars
+                outs = self._run_region(plan.facts, step, env)
             elif isinstance(step, EnteredEquation):
-                operands, outvars = _read(step.eqn.invars, env), step.eqn.outvars
-                outs = self._run_entered(plan.facts, step, operands)
+                outvars = step.eqn.outvars
+                outs = self._run_entered(plan.facts, step, _read(step.eqn.invars, env))
             else:
-                outs, outvars = self._run_global(step, _read(step.invars, env)), step.outvars
+                outvars = step.outvars
+                outs = self._run_global(step, _read(step.invars, env))
             env.update(zip(outvars, outs, strict=True))
         return _read(plan.body.outvars, env)
 
@@ -94,7 +96,7 @@ class Emitter:
                 return self.gather(env[var], facts.spec_of(var))
             return env[var]
 
-        def run_on_device(*blocks: Any) -> Values:  # of a varying `(8, 4)`, `(1, 4)` on each
+        def run_on_device(*blocks: Any) -> Values:  # `(1, 4)` of a varying `(8, 4)`, run as `(4,)`
             pairs = zip(body.invars, blocks, strict=True)
             args = [x if facts.is_uniform(var) else lax.squeeze(x, [0]) for var, x in pairs]
             results = zip(body.outvars, _RegionBody(axes, region).run(args), strict=True)
@@ -123,7 +125,7 @@ class Emitter:
         """Run a loop or branch whose bodies have plans; what varies in `values` is `[N, *s]`."""
         eqn, name = step.eqn, _compat.name_of(step.eqn)
         # A constant of the loop that no iteration wants sharded is gathered once, before it.
-        constants = interpreter.loop_counts(eqn)[0] if record_of(eqn).kind == "loop" else 0
+        constants = interpreter.loop_counts(eqn).constants if name in ("scan", "while") else 0
         for number in range(constants):
             if step.uniform_ins[number] and step.in_specs[number] is None:
                 values[number] = self.gather(values[number], facts.spec_of(eqn.invars[number]))
@@ -137,28 +139,27 @@ class Emitter:
             return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
 
     def _run_scan(self, step: EnteredEquation, values: Values) -> Values:
-        """Run a scan; what varies over iterations is `[N, T, *s]`, for `lax.scan` `[T, N, *s]`."""
-        (plan,), (constants, carried) = step.plans, interpreter.loop_counts(step.eqn)
-        first_x = constants + carried
+        """Run a scan; its xs and ys that vary are `[N, T, *s]`, and `[T, N, *s]` for `lax.scan`."""
+        (plan,), counts = step.plans, interpreter.loop_counts(step.eqn)
         values = self._stack_all(values, step.uniform_ins, plan.uniform_ins)
-        carry = self._constrain_all(values[constants:first_x], step.out_specs[:carried])
-        pairs = zip(values[first_x:], plan.uniform_ins[first_x:], strict=True)
+        constants = values[: counts.constants]
+        carries = values[counts.constants : counts.first_x]
+        carries = self._constrain_all(carries, step.out_specs[: counts.carries])
+        pairs = zip(values[counts.first_x :], plan.uniform_ins[counts.first_x :], strict=True)
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
         run_iteration = lambda args: self._run_body(step, plan, *args)
-        outs = _scan_with(step.eqn, [*values[:constants], *carry, *xs], run_iteration)
-        pairs = zip(outs[carried:], step.uniform_outs[carried:], strict=True)
+        outs = _scan_with(step.eqn, [*constants, *carries, *xs], run_iteration)
+        pairs = zip(outs[counts.carries :], step.uniform_outs[counts.carries :], strict=True)
         ys = [y if is_uniform else jnp.moveaxis(y, 0, 1) for y, is_uniform in pairs]
-        return [*outs[:carried], *ys]
+        return [*outs[: counts.carries], *ys]
 
     def _run_while(self, step: EnteredEquation, values: Values) -> Values:
         """Run a while loop; `values` are constants of its condition, of its body, and carries."""
-        plans = dict(zip(interpreter.bodies_of_while(step.eqn), step.plans, strict=True))
-        condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
+        condition, body = step.plans
         for_condition = step.eqn.params["cond_nconsts"]
-        first_carry = for_condition + step.eqn.params["body_nconsts"]
-        values = self._stack_all(
-            values, step.uniform_ins, [*condition.uniform_ins[:for_condition], *body.uniform_ins]
-        )
+        first_carry = interpreter.loop_counts(step.eqn).constants
+        uniform_inside = [*condition.uniform_ins[:for_condition], *body.uniform_ins]
+        values = self._stack_all(values, step.uniform_ins, uniform_inside)
         body_constants = values[for_condition:first_carry]
         return lax.while_loop(
             lambda carry: self.run(condition, [*values[:for_condition], *carry])[0],
@@ -167,7 +168,7 @@ class Emitter:
         )
 
     def _run_body(self, step: EnteredEquation, plan: BodyPlan, *args: Any) -> Values:
-        """Run a body; stack a result `(4,)` as `(8, 4)` that varies in another branch or round."""
+        """Run a body of `step`; a result that varies in another branch or iteration is stacked."""
         specs = map(plan.facts.spec_of, plan.body.outvars)
         outs = self._constrain_all(self.run(plan, args), specs)
         return self._stack_all(outs, plan.uniform_outs, step.uniform_outs)
@@ -222,8 +223,8 @@ class _RegionBody:
     def _sum_of_iteration(self, result: Var, value: Any) -> Any:
         """Return what one iteration of a scan stacks for `result`, if its body computes `value`.
 
-        That is the value; or its sum over devices, if a psum after the scan is taken inside (see
-        `IterationSum`). The equations from the scan to the psum are then applied here, too.
+        That is the value; or, of `ys` in `c, ys = scan ..; g = mul ys 0.1; t = psum g`, if that sum
+        is taken inside (see `IterationSum`): the sum of `mul value 0.1` over devices.
         """
         iteration_sum = self.region.iteration_sums.get(result)
         if iteration_sum is None:
@@ -248,34 +249,34 @@ class _RegionBody:
 
         A scan over layers gathers one in each iteration; it may also sum what it stacks there.
         """
-        body_shards = _shards_for_body(eqn, sharded)
-        gathered_here = {n: shard for n, shard in sharded.items() if n not in body_shards}
+        for_body = _shards_for_body(eqn, sharded)
+        gathered_here = {n: shard for n, shard in sharded.items() if n not in for_body}
         operands = self._gather_operands(eqn, values, gathered_here) if gathered_here else values
-        if not body_shards and self.region.iteration_sums.keys().isdisjoint(eqn.outvars):
+        sums_inside = not self.region.iteration_sums.keys().isdisjoint(eqn.outvars)
+        if not for_body and not sums_inside:
             return self._bind(eqn, operands)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
-        handlers = self._gather_handlers(body, {body.invars[n]: x for n, x in body_shards.items()})
-        if _compat.name_of(eqn) != "scan":
-            # The barrier keeps XLA from merging what a checkpoint computes again with the forward
-            # pass, now that its body is evaluated in place.
-            is_checkpoint = record_of(eqn).call == "checkpoint"
-            operands = lax.optimization_barrier(operands) if is_checkpoint else operands
-            return self._evaluate(jaxpr, operands, handlers)
-        run_body = lambda args: self._evaluate(jaxpr, args, handlers)
-        run_iteration = lambda args: [*map(self._sum_of_iteration, eqn.outvars, run_body(args))]
-        return _scan_with(eqn, operands, run_iteration)
+        handlers = self._gather_handlers(body, {body.invars[n]: x for n, x in for_body.items()})
+        if _compat.name_of(eqn) == "scan":
+            run_body = lambda args: self._evaluate(jaxpr, args, handlers)
+            run_iteration = lambda args: [*map(self._sum_of_iteration, eqn.outvars, run_body(args))]
+            return _scan_with(eqn, operands, run_iteration)
+        if record_of(eqn).call == "checkpoint":
+            # Keeps XLA from merging what a checkpoint computes again with the forward pass, now
+            # that its body is evaluated in place.
+            operands = lax.optimization_barrier(operands)
+        return self._evaluate(jaxpr, operands, handlers)
 
-    def _gather_operands(self, eqn: JaxprEqn, values: Values, gathered: _Operands) -> Values:
-        """Gather sharded operands, but only after the others are computed, to save memory."""
+    def _gather_operands(self, eqn: JaxprEqn, values: Values, shards: _Operands) -> Values:
+        """Gather the operands in `shards`, after all others are computed, to save memory."""
         values = list(values)
         # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
-        is_tpu = self.axes.platform == "tpu"
-        all_operands = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
-        numbers = [*gathered] if is_tpu else all_operands
+        not_literal = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var)]
+        numbers = [*shards] if self.axes.platform == "tpu" else not_literal
         after_barrier = lax.optimization_barrier(tuple(values[n] for n in numbers))
         for n, value in zip(numbers, after_barrier, strict=True):
-            values[n] = self.axes.gather(value, gathered[n]) if n in gathered else value
+            values[n] = self.axes.gather(value, shards[n]) if n in shards else value
         return values
 
 
@@ -292,13 +293,13 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> _Operands:
     """Return which `sharded` operands the body of an equation takes as shards, by operand number.
 
     All of a call; of a scan those that it slices, unless they are sharded over the iterations
-    (dimension 0). A constant of the scan is gathered once before it; one that is a result too must
-    be whole.
+    (dimension 0): a `P(None, "i")` is `P("i")` in the body. A constant of the scan is gathered once
+    before it; one that is a result too must be whole.
     """
     if record_of(eqn).call in ("inline", "checkpoint"):
         shards = dict(sharded)
     elif _compat.name_of(eqn) == "scan":
-        first_x = sum(interpreter.loop_counts(eqn))  # after constants and carries
+        first_x = interpreter.loop_counts(eqn).first_x
         sliced = {n: shard for n, shard in sharded.items() if n >= first_x and shard.dim != 0}
         shards = {n: shard.of_iteration for n, shard in sliced.items()}
     else:
@@ -309,13 +310,13 @@ def _shards_for_body(eqn: JaxprEqn, sharded: _Operands) -> _Operands:
 
 def _scan_with(eqn: JaxprEqn, values: Values, run_iteration: Callable[[Values], Values]) -> Values:
     """Run a scan with a function of constants, carries and slices in the place of its jaxpr."""
-    constants, carried = interpreter.loop_counts(eqn)
+    constants, carries = interpreter.loop_counts(eqn)
+    first_x = constants + carries
 
     def iteration(carry: Values, slices: Values) -> tuple[Values, Values]:
         outs = run_iteration([*values[:constants], *carry, *slices])
-        return outs[:carried], outs[carried:]
+        return outs[:carries], outs[carries:]
 
     params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-    first_x = constants + carried
     carry, ys = lax.scan(iteration, values[constants:first_x], values[first_x:], **params)
     return [*carry, *ys]

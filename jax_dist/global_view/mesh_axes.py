@@ -91,13 +91,13 @@ class MeshAxes:
 
     def sum(self, value: Any, shard: Shard | None = None) -> Any:
         """Sum over the mapped axis; with `shard`, `(8, 4)` on 4 devices becomes `(2, 4)`."""
-        widened, axes = self._widen(value), self.mapped
+        total, axes = self._widen(value), self.mapped
         if shard is not None:
-            dim, names = shard.dim, names_of(shard.spec[shard.dim])
-            scatter = lambda x: lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
-            widened = self._send(scatter, widened, shard.spec)
-            axes = tuple(name for name in axes if name not in names)  # as replicas in HSDP
-        return (lax.psum(widened, axes) if axes else widened).astype(value.dtype)
+            dim, over = shard.dim, names_of(shard.spec[shard.dim])
+            scatter = lambda x: lax.psum_scatter(x, over, scatter_dimension=dim, tiled=True)
+            total = self._send(scatter, total, shard.spec)
+            axes = tuple(axis for axis in axes if axis not in over)  # the replicas of HSDP
+        return (lax.psum(total, axes) if axes else total).astype(value.dtype)
 
     def gather(self, value: Any, shard: Shard) -> Any:
         """Return the whole value of a shard: `(2, 4)` on 4 devices becomes `(8, 4)`, for dim 0."""

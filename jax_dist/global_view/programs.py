@@ -135,8 +135,8 @@ class StepProgram:
         placed = []
         for number, value in enumerate(call.leaves):
             leaf, (_, target) = self.traced.in_leaves[number], self.in_layouts[number]
-            # One value `[*s]` of a leaf that varies: every device gets a copy of it.
-            if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
+            is_single = leaf is not None and jnp.shape(value) == leaf.type.shape
+            if leaf and not leaf.uniform and is_single:  # each device begins with a copy of it
                 value = placement.copy_to_devices(value, target)
             elif not isinstance(value, Tracer):
                 value = _move_to(value, target, leaf, lambda n=number: call.paths()[n])
@@ -191,9 +191,10 @@ class ViewPrograms:
         stacked_call = self._stack_state(call, types, state)
         key = _key_of(call, stacked_call.leaves)
         program = self._programs.get(key)
-        leaves = program.traced.state_leaves if program else ()
         # A program that took a leaf to be uniform is of no use once the leaf varies in another.
-        if program is None or any(leaf.uniform and leaf.path in self._varying for leaf in leaves):
+        leaves = program.traced.state_leaves if program else ()
+        is_outdated = any(leaf.uniform and leaf.path in self._varying for leaf in leaves)
+        if program is None or is_outdated:
             with meshes.context_of(AbstractMesh((), ())):  # the user's would be in the types
                 program = StepProgram.build(self._setting, stacked_call, state, self._varying)
             self._programs[key] = program
@@ -235,13 +236,14 @@ class ViewPrograms:
         `stacked` says, for all leaves or as a tree, which are `[N, *s]`. If it is None, the types
         are those of the last state of this structure if it fits; else no leaf is stacked.
         """
-        pairs, structure = jax.tree.flatten_with_path(state)
+        paths_and_leaves, structure = jax.tree.flatten_with_path(state)
         last = self._known.get((number, structure))
-        types = [type_of(leaf) for _, leaf in pairs]
+        types = [type_of(leaf) for _, leaf in paths_and_leaves]
         if stacked is None and last is not None and last.fits(structure, types, self._size):
             return last
         name, local_size = axes.argument_name(self._fun, number), self._setting.axes.local_size
-        paths, leaves = tuple(name + jax.tree_util.keystr(path) for path, _ in pairs), []
+        paths = tuple(name + jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
+        leaves: list[jax.ShapeDtypeStruct] = []  # on one device
         flags = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
         for path, leaf_type, is_stacked in zip(paths, types, flags, strict=True):
             if is_stacked and leaf_type.shape[:1] not in ((self._size,), (local_size,)):
@@ -249,7 +251,7 @@ class ViewPrograms:
                     f"The state is given as stacked over {local_size} devices, but {path} has "
                     f"shape {tuple(leaf_type.shape)}. Give stacked=False for it, or stack it."
                 )
-            shape = leaf_type.shape[int(is_stacked) :]
+            shape = leaf_type.shape[1:] if is_stacked else leaf_type.shape
             leaves.append(jax.ShapeDtypeStruct(shape, leaf_type.dtype))
         kind = StateType(number, structure, paths, tuple(leaves), is_explicit=stacked is not None)
         if kind != last:  # of another state, other leaves may vary

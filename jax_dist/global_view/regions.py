@@ -124,16 +124,16 @@ class Planner:
             has_effect = _compat.has_side_effects(eqn)
             if has_effect:  # they keep the order of the program
                 time = max(time, last_effect)
-            if time % 2 != is_in_region:
-                time += 1
+            if (time % 2 == 1) != is_in_region:
+                time += 1  # the next one of its kind
             if has_effect:
                 last_effect = time
             time_of.update((var, time) for var in eqn.outvars)
             steps[time].append(entered or eqn)
         reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
-        regions = [time for time in steps if time % 2]
-        region_reads = {var for time in regions for var in _operands(steps[time])}
-        for time in regions:
+        region_times = [time for time in steps if time % 2 == 1]
+        region_reads = {var for time in region_times for var in _operands(steps[time])}
+        for time in region_times:
             region_body = _jaxpr_of(steps[time], body, reads)
             steps[time] = [self._region(region_body, facts, region_reads)]
         return [step for time in sorted(steps) for step in steps[time]]
@@ -155,20 +155,20 @@ class Planner:
         """
         if self.single_region or record_of(eqn).kind not in ("loop", "branch"):
             return None
-        ins = [facts.is_uniform(atom) for atom in eqn.invars]
-        outs = [facts.is_uniform(var) for var in eqn.outvars]
+        uniform_ins = [facts.is_uniform(atom) for atom in eqn.invars]
+        uniform_outs = [facts.is_uniform(var) for var in eqn.outvars]
         out_specs = [facts.spec_of(var) for var in eqn.outvars]
         is_sharded = any(spec is not None for spec in out_specs)
-        if not any(outs) or not (is_sharded or self.analysis.is_unified_by(eqn)):
+        if not any(uniform_outs) or not (is_sharded or self.analysis.is_unified_by(eqn)):
             return None
         # Under vmap a condition has many elements, and lax.while_loop takes one.
         if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return None
-        ins_of_bodies = self.analysis.uniform_in_bodies(eqn, ins)
+        ins_of_bodies = self.analysis.uniform_in_bodies(eqn, uniform_ins)
         specs_of_bodies = analysis.wanted_in_bodies(eqn, out_specs)
         plans = list(map(self.plan, interpreter.bodies(eqn), ins_of_bodies, specs_of_bodies))
         in_specs = analysis.operand_specs(eqn, out_specs)
-        return EnteredEquation(eqn, plans, ins, outs, in_specs, out_specs)
+        return EnteredEquation(eqn, plans, uniform_ins, uniform_outs, in_specs, out_specs)
 
     def _region(self, body: Jaxpr, facts: ValueFacts, region_reads: set[Var]) -> Region:
         """Return the region that evaluates `body` on each device, in one `shard_map`.
@@ -179,8 +179,8 @@ class Planner:
         axes = (self.analysis.name,)
         is_psum = lambda eqn: _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == axes
         psums = list(filter(is_psum, body.eqns)) if self.setting.reorders else []
-        sums = [var for eqn in psums for var in eqn.outvars if var not in region_reads]
-        scatters = self._shards(sums, facts)
+        totals = [var for eqn in psums for var in eqn.outvars if var not in region_reads]
+        scatters = self._shards(totals, facts)
         # Each device adds to all shards of a scattered sum, so its operands come in whole.
         whole = _operands([eqn for eqn in psums if not scatters.keys().isdisjoint(eqn.outvars)])
         may_be_shards = [var for var in body.invars if self.setting.regathers and var not in whole]
@@ -211,16 +211,16 @@ def _jaxpr_of(eqns: list[JaxprEqn], source: Jaxpr, reads: Counter[Var]) -> Jaxpr
 def _scan_sums(body: Jaxpr, scatters: Mapping[Var, Shard]) -> Iterator[tuple[Var, IterationSum]]:
     """Yield what scans stack, such as gradients `[layers, *s]`, if each iteration can sum its part.
 
-    From such a result, which nothing else reads, a chain of elementwise equations leads to a psum
-    that is scattered (`scatters` has its results) over another dimension than 0, the iterations.
+    As in `c, ys = scan ..; g = mul ys 0.1; t = psum g`, where nothing else reads ys and g: between
+    are elementwise equations, and `scatters` has t, scattered over another dimension than 0.
     """
     reads = Counter([*_operands(body.eqns), *variables(body.outvars)])
     readers = ((var, eqn) for eqn in body.eqns for var in variables(eqn.invars))
-    reader_of = {var: eqn for var, eqn in readers if reads[var] == 1}  # of what is read once
+    only_reader = {var: eqn for var, eqn in readers if reads[var] == 1}
     scans = (eqn for eqn in body.eqns if _compat.name_of(eqn) == "scan")
-    for stacked in [y for eqn in scans for y in eqn.outvars[loop_counts(eqn)[1] :]]:  # no carries
+    for stacked in [y for eqn in scans for y in eqn.outvars[loop_counts(eqn).carries :]]:
         var, between = stacked, []
-        while (eqn := reader_of.get(var)) is not None:  # follow the chain
+        while (eqn := only_reader.get(var)) is not None:  # follow the chain
             if _compat.name_of(eqn) == "psum":
                 total = eqn.outvars[eqn.invars.index(var)]
                 if total in scatters and scatters[total].dim != 0:

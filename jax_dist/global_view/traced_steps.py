@@ -55,26 +55,26 @@ def trace_step(
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    argument_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # by number of the result
-    captures, paths, carried_leaves = len(lifted.captures), call.paths(), {*argument_of.values()}
-    is_uniform = [True] * captures  # a captured array is one object for all devices
+    state_leaf_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # by number of the result
+    paths, state_numbers = call.paths(), {*state_leaf_of.values()}
+    ins = [True] * len(lifted.captures)  # a captured array is one object for all devices
     for number, axis in enumerate(call.axes):
-        # A carried leaf is taken to be uniform until the step is seen to make it vary.
-        is_uniform_state = number in carried_leaves and paths[number] not in varying
-        is_uniform.append(axis is None or is_uniform_state)
-    pairs = [(captures + number, result) for result, number in argument_of.items()]
+        # A leaf of the state is taken to be uniform until the step is seen to make it vary.
+        is_uniform_state = number in state_numbers and paths[number] not in varying
+        ins.append(axis is None or is_uniform_state)
+    pairs = [(len(lifted.captures) + leaf, result) for result, leaf in state_leaf_of.items()]
     analysis = AxisAnalysis(setting.options.axis_name)
-    is_uniform = analysis.settle_state(lifted.jaxpr, is_uniform, pairs)
+    ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
-    uniform_values = analysis.uniform_values(body, is_uniform)
-    origins = [find_origin(body, uniform_values, out) for out in body.outvars]
-    other_results = {n: x for n, x in enumerate(origins) if x and n not in argument_of}
-    _check_results(call.fun_name, out_tree, out_axes, other_results)
-    now_varying = {paths[n]: x for out, n in argument_of.items() if (x := origins[out])}
+    uniform_values = analysis.uniform_values(body, ins)
+    origins = [find_origin(body, uniform_values, out) for out in body.outvars]  # None: uniform
+    others = {n: origin for n, origin in enumerate(origins) if origin and n not in state_leaf_of}
+    _check_results(call.fun_name, out_tree, out_axes, others)
+    now_varying = {paths[leaf]: x for out, leaf in state_leaf_of.items() if (x := origins[out])}
     leaves = _leaves_of_state(setting, call, state, {**now_varying, **varying})
     in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
-    out_leaves = [leaves.get(argument_of.get(n, -1)) for n in range(len(out_axes))]
-    return TracedStep(call, analysis, lifted, out_tree, out_axes, is_uniform, in_leaves, out_leaves)
+    out_leaves = [leaves.get(state_leaf_of.get(n, -1)) for n in range(len(out_axes))]
+    return TracedStep(call, analysis, lifted, out_tree, out_axes, ins, in_leaves, out_leaves)
 
 
 def _trace(setting: Setting, call: MappedCall) -> tuple[Lifted, Any, tuple[Axis, ...]]:
@@ -116,7 +116,7 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 def _pair_results(
     call: MappedCall, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
-    """Return the state leaf whose new value a result is: `{1: 0}` for `w, x -> loss, w`."""
+    """Return by result number the state leaf that it replaces: `{1: 0}` of `w, x -> loss, w`."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
     # The new state is all results, or an element of them: the first that has its types.
     candidates = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
@@ -164,13 +164,13 @@ def _leaves_of_state(
         numbers = leaf_numbers(call, kind.argument)
         leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
     is_to_shard = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
-    unsharded = [leaf for leaf in leaves.values() if not leaf.uniform and is_to_shard(leaf)]
-    if not unsharded:
+    unshardable = [leaf for leaf in leaves.values() if not leaf.uniform and is_to_shard(leaf)]
+    if not unshardable:
         return leaves
     lines = "; ".join(
         f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device, begins to vary at "
         f"{leaf.origin}"
-        for leaf in unsharded
+        for leaf in unshardable
     )
     text = (
         f"Leaves of the state of '{call.fun_name}' cannot be sharded, for each device has others: "
@@ -178,6 +178,7 @@ def _leaves_of_state(
         "line, or let shardings= be a function that gives PartitionSpec() for them."
     )
     is_any_sharded = any(leaf.uniform and leaf.is_sharded for leaf in leaves.values())
+    # A function names the leaves to shard, so one that it cannot have is an error.
     if callable(setting.shardings) or not is_any_sharded:
         raise ArgumentError(text)
     warn_user(text, UserWarning)
