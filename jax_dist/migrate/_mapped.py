@@ -83,12 +83,7 @@ def _program(fun: Any, *options: Any) -> "_Program":
 
 
 class _Program:
-    """One function with its options; `jax.jit` compiles it for each shape.
-
-    With several processes the program takes arrays over the mesh of all
-    devices, but a call takes and returns what is on `mesh.local_mesh`, the
-    devices of its process.
-    """
+    """One function with its options, on global arrays of all processes."""
 
     def __init__(self, get_fun: Callable[[], Any], name: str, *options: Any):
         self.get_fun, self.name = get_fun, name
@@ -159,10 +154,7 @@ class _Program:
         return [x if i in self.static else next(rest) for i, x in enumerate(args)]
 
     def layout(self, args: Any, kwargs: Any, processes: int = 1) -> Any:
-        """Return the arrays, their axes, and a mesh with a device for each slice.
-
-        The arrays hold the slices of so many processes.
-        """
+        """Return the arrays, their axes, and a mesh with a device for each slice."""
         dynamic = lambda xs: tuple(x for i, x in enumerate(xs) if i not in self.static)
         arrays, axes = (dynamic(args), kwargs), (self.in_axes, 0)
         if self.static and isinstance(self.in_axes, tuple):

@@ -26,16 +26,11 @@ def tidy(before: Module, after: Module) -> bytes:
     for statement in after.tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             names = [x for x in statement.names if not _is_of_project(statement, x)]
-            unused = [x for x in names if _is_unused(before, after, x)]
+            names = [x for x in names if x.asname != x.name]  # `import a as a` is a re-export
+            unused = [x for x in names if _is_read(before, x) and not _is_read(after, x)]
             edits += _import_edits(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
-
-
-def _is_unused(before: Module, after: Module, alias: ast.alias) -> bool:
-    """Return whether only `before` reads an imported name; not `import a as a`, a re-export."""
-    name = alias.asname or alias.name.partition(".")[0]
-    return alias.asname != alias.name and _is_read(before, name) and not _is_read(after, name)
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
@@ -97,9 +92,9 @@ def _is_of_project(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> 
     return home.partition(".")[0] not in KNOWN and not is_vendored(f"{home}.{alias.name}")
 
 
-def _is_read(module: Module, name: str) -> bool:
-    """Return whether code, or a string that is code, reads a name of the module's level."""
-    scope = module.scopes.module
+def _is_read(module: Module, alias: ast.alias) -> bool:
+    """Return whether code, or a string that is code, reads an imported name."""
+    name, scope = alias.asname or alias.name.partition(".")[0], module.scopes.module
     if name not in scope.bindings:
         return False
     word = re.compile(rf"\b{re.escape(name)}\b")

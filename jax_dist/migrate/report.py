@@ -1,7 +1,7 @@
 """The report of a migration: text, Markdown and JSON.
 
 The JSON is one object:
-  schema: 5; grows when a field changes its meaning, not when one is added
+  schema: 6; grows when a field changes its meaning, not when one is added
   to: the target
   summary: files (with places or problems), changed, done, left (places), problems
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
@@ -20,7 +20,7 @@ from jax_dist._usage import counted
 from jax_dist.migrate.places import FileMigration, Place, Target
 from jax_dist.migrate.verify.comparison import Verification
 
-_SCHEMA = 5
+_SCHEMA = 6
 _COUNTED = ("files", "changed", "done", "left", "problems")
 
 

@@ -5,16 +5,15 @@ the line and returns the value. Lines keep their numbers.
 """
 
 import ast
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import FileMigration, Span
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unreached:
+class Unreached(NamedTuple):
     """A line to review: it reads a changed value, and no run reached it."""
 
     path: str

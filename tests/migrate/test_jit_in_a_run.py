@@ -66,6 +66,12 @@ _STEPS = {
         "split",
         "",
     ),
+    "keys_of_no_effect_with_local_counts": (  # as of padding, under a mean over the devices
+        "keep = jax.random.bernoulli(key, 1.0, x.shape)\n"
+        "    return w - 0.1 * jax.lax.pmean((keep * x).sum(0) / (x[:, 0] > 0).sum(), 'i')",
+        "split",
+        "it gives something else for the whole batch",
+    ),
     "local_sum": (
         "return w - 0.1 * jax.lax.pmean((w * x).sum(0), 'i')",
         "shared",

@@ -179,6 +179,14 @@ def test_a_step_over_the_whole_batch_takes_one_key(old: str, new: str, argument:
     assert ("    keys = key\n" in after) == (argument == "keys")
 
 
+def test_what_a_jitted_step_reads_of_its_arguments_is_to_be_reviewed_if_it_does_not_run():
+    text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
+    line = (_HEAD + text).splitlines().index('    return w - jax.lax.pmean(x.mean(0), "i")') + 1
+
+    assert line in golden.migrate(_HEAD + text, "jit").touched
+    assert line not in golden.migrate(_HEAD + text, "shard_map").touched
+
+
 def test_a_jit_takes_arguments_by_position():
     body = 'return w - jax.lax.pmean(loss(w, x, key), "i")'
     text = _STEP.format(body=body, more=", rate=1.0, key=None", keys=", key=keys")
@@ -331,23 +339,6 @@ def test_a_function_on_one_line_gets_a_body():
     after = golden.migrate(_HEAD + text, "shard_map").after.decode()
 
     assert "def f(x):\n    x = jax.tree.map(lambda x: x[0], x)  # of this device\n" in after
-
-
-def test_the_axis_of_a_partial_of_another_file_is_written_as_its_name(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "constants.py").write_text(
-        'import functools\nimport jax\n\nAXIS = "i"\n'
-        "pmap = functools.partial(jax.pmap, axis_name=AXIS, donate_argnums=(0,))\n"
-    )
-    (tmp_path / "a.py").write_text("import constants\n\nf = constants.pmap(abs)\nprint(f(xs))\n")
-    files = migration.migrate(["a.py", "constants.py"], MigrationOptions(to="shard_map"))
-    after = files[0].after.decode()
-
-    assert "Mesh(jax.devices(), (constants.AXIS,))" in after
-    assert "in_specs=P(constants.AXIS)," in after
-    assert "donate_argnums=(0,)," in after
 
 
 def test_every_program_has_both_targets():

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -70,8 +70,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     """Return the function that pmap maps at a site. Raises CannotMigrate if shard_map cannot."""
     options = site.arguments
     if site.unknown:
-        reason = f"its arguments are given by {site.unknown}"
-        raise CannotMigrate(reason, "Write them out, then migrate again.")
+        raise CannotMigrate(f"its arguments are given by {site.unknown}", "Write them out first.")
     if unknown := sorted({*options} - _OPTIONS):
         by_hand = f"Leave {unknown[0]} out, or map by hand."
         raise CannotMigrate(f"{unknown[0]} has no counterpart", by_hand)
@@ -90,7 +89,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
     length = _tuple_length(module, function, calls)
     is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
-    texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
+    texts = {x: _option_text(module, options[x]) for x in options if not is_none(options[x])}
     return Pmapped(site, texts, calls, parameters, in_axes, static, keyword_only, length, out_axes)
 
 
@@ -109,16 +108,10 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
     return static
 
 
-def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return the code of an argument of pmap, also if it is written in another file.
-
-    It is `constants.AXIS` for `constants.pmap = partial(jax.pmap, axis_name=AXIS)`. Raises
-    CannotMigrate if it is neither a name nor a literal there.
-    """
+def _option_text(module: Module, node: ast.expr) -> str:
+    """Return the code of an argument of pmap. Raises CannotMigrate for a name of another file."""
     if module.holds(node):
         return module.text(node)
-    if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
-        return f"{module.text(site.reference.value)}.{node.id}"
     if _literal(node, None) is _COMPUTED:
         raise CannotMigrate("its arguments are given in another file", "Write them out here.")
     return ast.unparse(node)
@@ -151,8 +144,8 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     """Return the reads of `step` of `step = handle`, or of the `p` of `f(handle)`; or None."""
     match module.parent(handle):
-        case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
-            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
+            return [*pmaps.reads_of(module, handle)]
         case ast.Return() | ast.Tuple():
             return _reads_of_results(module, handle)
         case ast.Call() as call:
@@ -160,18 +153,6 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.keyword() as keyword:
             return _reads_of_parameter(module, handle, module.parent(keyword))
     return None
-
-
-def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield the reads `trainer.step` for `self.step = ...` in the class of `trainer`."""
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    fields = [target for target in targets if isinstance(target, ast.Attribute)]
-    owners = {(field.attr, getattr(module.class_of_self(field), "name", "")) for field in fields}
-    for read in module.nodes(ast.Attribute) if owners else ():
-        value = module.value(read.value) if isinstance(read.value, ast.Name) else None
-        class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
-        if class_name and isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
-            yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:

@@ -91,17 +91,14 @@ class Placements:
 
         If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
         """
-        text, placed = self._module.text(argument), self._make_placement(mapped, position, argument)
-        change = self._changes.find(argument)
-        if mapped in self._plan.jits and change is not None and change.kind is Kind.KEYS:
-            return self._module.text(change.operand)
-        if placed is None or not self._can_be_rebound(argument, call):
+        text, placed = self._module.text(argument), self._place(mapped, position, argument)
+        if not isinstance(placed, NewCall) or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
 
-    def _make_placement(self, mapped: Pmapped, position: int, argument: ast.expr) -> NewCall | None:
+    def _place(self, mapped: Pmapped, position: int, argument: ast.expr) -> "Expression | None":
         """Return the call that places an argument on the mesh; None if it needs none here.
 
         The argument is `x`, or a call such as `shard(x)` or `replicate(x)`, a `change`, which gave
@@ -112,6 +109,8 @@ class Placements:
         if is_placed or not mapped.is_mapped(position):
             return None
         layout, text = self._layouts.arguments[mapped, position], self._module.text
+        if mapped in self._plan.jits and change is not None and change.kind is Kind.KEYS:
+            return text(change.operand)  # jit itself puts a key on all devices
         if layout is Layout.REPLICATED:
             # Variables are placed where they are defined, the items of a tuple one by one.
             is_tree = [*flow.elements_of(self._module, argument)] != [argument]

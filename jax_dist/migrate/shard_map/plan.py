@@ -58,9 +58,9 @@ class MigrationPlan:
         module = self.module
         line = module.source.position(module.span(mapped.site.reference)[0]).line
         if line in shard_map_lines:
-            has_keys = bool(self._key_positions(mapped))
-            reason = "keys per device" if has_keys else global_steps.why_it_differs(module, mapped)
-            raise CannotMigrate(shard_map_lines[line] or reason)
+            raise CannotMigrate(
+                shard_map_lines[line] or global_steps.why_it_differs(module, mapped)
+            )
         for variable in self._key_variables(mapped):
             uses = {use.kind for use in variable.uses}
             if variable.kinds() != {"keys"} or uses != {"argument"}:  # the program reads them, too

@@ -12,7 +12,7 @@ from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate import renames
 from jax_dist.migrate.places import CannotMigrate, Place, PlannedPlace, Target
-from jax_dist.migrate.shard_map import mappings
+from jax_dist.migrate.shard_map import global_steps, mappings
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.function_writer import FunctionWriter
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
@@ -66,7 +66,14 @@ def rewrite(
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n\n".join(text.strip("\n") for text in writer.helpers)
-    return RewrittenFile(places, fix, definitions, frozenset(placements.touched))
+    # A jitted step gets the whole batch: what it reads of its arguments changes, too.
+    of_jits = {
+        node
+        for mapped in plan.jits
+        for node in global_steps.nodes_of(module, mapped)
+        if isinstance(node, ast.Name) and node.id in mapped.parameters
+    }
+    return RewrittenFile(places, fix, definitions, frozenset(placements.touched | of_jits))
 
 
 def _make_plan(

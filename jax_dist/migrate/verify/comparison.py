@@ -45,7 +45,7 @@ class Verdict:
     difference: str = ""  # the first: "call 2, result: values differ by up to 14"
     replays: int = 0  # calls of pmap that gave the same when the new step was run alone
     reason: str = ""  # the likely cause in the step, if the numbers show it
-    went_back: bool = False  # it was migrated to another form after it differed
+    earlier: str = ""  # how it differed in the form that was tried first: "as jit, call 2, ..."
 
     def __str__(self) -> str:
         if self.difference:
@@ -57,7 +57,7 @@ class Verdict:
         else:
             text = f"same in {self.same} of {self.calls} calls"
             text += f", {self.replays} of them on 1, 2 and all devices" if self.replays else ""
-        return text + (" (it went back)" if self.went_back else "")
+        return text + (f" ({self.earlier})" if self.earlier else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,11 +69,13 @@ class Verification:
     problems: Sequence[str]  # of the runs as a whole: exit codes, numbers of calls, output
     seconds: Sequence[float]  # that each run took
     review: Sequence[Unreached] = ()  # lines that touch a changed value and did not run
+    # Where files that do not change, and that ran, use names that the runs put back in jax.
+    removed: Sequence[str] = ()
 
     @property
     def has_differences(self) -> bool:
-        """Return whether a run has a problem, or a place differs and did not go back."""
-        return bool(self.problems) or any(v.difference and not v.went_back for v in self.verdicts)
+        """Return whether a run has a problem, or a place differs."""
+        return bool(self.problems) or any(verdict.difference for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verification as the report's JSON has it."""
@@ -81,7 +83,8 @@ class Verification:
             "command": list(self.command),
             "seconds": [round(seconds, 1) for seconds in self.seconds],
             "problems": list(self.problems),
-            "review": [dataclasses.asdict(line) for line in self.review],
+            "review": [line._asdict() for line in self.review],
+            "removed": list(self.removed),
             "places": [{**dataclasses.asdict(v), "verdict": str(v)} for v in self.verdicts],
         }
 
@@ -95,6 +98,10 @@ class Verification:
             name = f" {verdict.name}" if verdict.name else ""
             lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
         lines += [f"  {problem}" for problem in self.problems]
+        if self.removed:
+            more = f" and {len(self.removed) - 1} more" if self.removed[1:] else ""
+            removed = f"{self.removed[0]}{more}"
+            lines.append(f"  migrate {removed}, too: the runs put back names that jax removed")
         return "\n".join(lines)
 
 
@@ -112,9 +119,7 @@ def compare(
     is noted, as later ones may follow from it.
 
     Args:
-      command: what was run.
-      before: the run of the old program.
-      after: the run of the new one.
+      command: what was run, before and after.
       places: where functions are mapped, by path and line of the old text.
       may_round: allow rounding errors, as of sums over a whole batch instead of its parts.
 

@@ -46,6 +46,7 @@ class Run:
     seconds: float
     calls: Sequence[Sequence[RecordedCall]]  # of each process, in order
     ran: frozenset[tuple[str, int]] = frozenset()  # path and line of each marker that was reached
+    imported: frozenset[str] = frozenset()  # the paths of the project's modules that it imported
 
 
 def root_of(paths: Sequence[str]) -> str:
@@ -92,7 +93,6 @@ def run_recorded(
     """Run a command in a copy of a project, and return its recorded calls.
 
     Args:
-      command: the command.
       root: the folder of the project; the current folder is in it.
       texts: new contents of files, by path within the project.
       work: a new folder, for the copy and the arrays of the calls, which are read when they are
@@ -121,7 +121,9 @@ def run_recorded(
     marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
     lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
     ran = frozenset((path, int(line)) for line, path in lines_and_paths)
-    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran)
+    compiled = (path.relative_to(tree) for path in tree.rglob("__pycache__/*.pyc"))
+    imported = {str(path.parents[1] / f"{path.name.partition('.')[0]}.py") for path in compiled}
+    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran, frozenset(imported))
 
 
 def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
@@ -142,7 +144,7 @@ def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
     if platform.machine().lower() in ("x86_64", "amd64"):
         flags = f"--xla_cpu_max_isa=AVX {flags}"  # the newest without fused multiply-add
     return {
-        **os.environ,
+        **(os.environ | {"PYTHONDONTWRITEBYTECODE": ""}),  # `Run.imported`: modules with a .pyc
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "PYTHONHASHSEED": "0",
         "TMPDIR": str(work / "tmp"),

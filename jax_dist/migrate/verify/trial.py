@@ -2,13 +2,16 @@
 
 import dataclasses
 import difflib
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jax_dist.migrate import review
+from jax_dist.lint.engine import linter
+from jax_dist.lint.model.project import Project
+from jax_dist.migrate import renames, review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
@@ -35,10 +38,7 @@ def verify(
 
     Args:
       command: the program, as it is run in the current folder.
-      files: the migration.
       again: migrates the files again, with other forms of places; None: nothing goes back.
-      devices: the number of CPU devices to simulate.
-      timeout: seconds for each run.
       progress: is called with what runs, and since when.
 
     Returns:
@@ -78,25 +78,31 @@ def verify(
                 for line in sorted(file.touched)
                 if (path, line) not in before.ran
             ]
-            return dataclasses.replace(result, review=lines)
+            removed = _find_removed_names(root, before.imported - {*changed})
+            return dataclasses.replace(result, review=lines, removed=removed)
 
         first = compare_with(files, "running the new program")
         if again is None or not (back := _places_to_go_back(first, forms)):
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
         second = compare_with(files, "running it again, without what differs")
-    # A place that is right in its second form keeps the verdict that tells why it went back.
-    verdicts = [
-        dataclasses.replace(old, went_back=True) if old.difference and not new.difference else new
-        for old, new in zip(first.verdicts, second.verdicts, strict=True)
-    ]
+    for old, new in zip(first.verdicts, second.verdicts, strict=True):
+        if old.difference:
+            new.earlier = f"as {forms[old.path, old.line]}: {old.difference}"
     seconds = [*first.seconds, second.seconds[1]]
-    return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
+    return files, dataclasses.replace(second, seconds=seconds)
 
 
 def _map_paths(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
     """Return the files by their paths within the project."""
     return {os.path.relpath(os.path.abspath(file.path), root): file for file in files}
+
+
+def _find_removed_names(root: str, paths: Collection[str]) -> list[str]:
+    """Return where files of the project use names that newer jax removed: ["utils.py:7"]."""
+    sources = (linter.load(path, Path(root, path).read_bytes()) for path in sorted(paths))
+    places = (renames.places_of_rules(Project().module(source), None) for source in sources)
+    return [planned.place.where for planned in itertools.chain(*places)]
 
 
 def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
@@ -125,7 +131,8 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
         elif not verdict.calls:
             back[place] = "shard_map", "the command never calls it"
         elif verdict.difference or not verdict.replays:
-            back[place] = "shard_map", verdict.reason
+            reason = verdict.reason if verdict.difference else "no call of it was compared"
+            back[place] = "shard_map", reason
     if not back and not wrong_files and verification.has_differences:
         # The output or the exit code differs, and no place tells why.
         wrong_files = {path for path, _ in forms}

@@ -18,6 +18,7 @@ _FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
 _RATIO = 1e-2  # a factor nearer than this to the number of devices counts as equal to it
 # By the program's jitted step and a number of devices: the step on these.
 _jitted: dict[tuple[Any, int], Any] = {}
+_OTHER = "it gives something else for the whole batch"
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
@@ -52,14 +53,23 @@ def replay(
     leaves, tree = jax.tree.flatten(arguments)
     if len(leaves) != len(old.given):
         raise Difference("it takes other arguments than pmap did", "")
-    inputs = [_reshape_recorded(*pair) for pair in zip(old.given, leaves, strict=True)]
+    pairs = [*zip(old.given, leaves, strict=True)]
+    inputs = [_reshape_recorded(*pair) for pair in pairs]
     devices = jax.tree.leaves(options["in_shardings"])[0].mesh.devices.ravel()
     args, kwargs = jax.tree.unflatten(tree, inputs)
     text = str(jitted.trace(*args, **kwargs).jaxpr)
     epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
     results = _call(jitted, tree, inputs)
     bounds = _rounding_bounds(jitted, tree, inputs, results, epsilon)
-    _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
+    try:
+        _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
+    except Difference as difference:
+        text, reason = difference.args
+        if any(leaf.is_keys for leaf in old.given):
+            others = _call(jitted, tree, [_reshape_recorded(*pair, device=-1) for pair in pairs])
+            is_drawn = any(map(largest_difference, results, others))
+            reason = "keys per device" if is_drawn else reason or _OTHER
+        raise Difference(text, reason) from None
     for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
         fewer = _call_on_fewer(devices[:count], jitted, step, options, tree, inputs)
         differences = map(largest_difference, results, fewer)
@@ -90,8 +100,11 @@ def _rounding_bounds(
     return bounds
 
 
-def _reshape_recorded(old: RecordedLeaf, leaf: Any) -> Any:
-    """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference."""
+def _reshape_recorded(old: RecordedLeaf, leaf: Any, device: int = 0) -> Any:
+    """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference.
+
+    Of a key for each device it is the one of `device`.
+    """
     import jax
 
     if old.text is not None or not hasattr(leaf, "dtype"):
@@ -103,7 +116,7 @@ def _reshape_recorded(old: RecordedLeaf, leaf: Any) -> Any:
         if len({*old.rows}) > 1 and not old.is_keys:
             text = f"argument{old.path}: it differs from device to device"
             raise Difference(text, "the copies of its state differ")
-        array = array[0]
+        array = array[device]
     elif array.size == math.prod(shape):
         array = array.reshape(shape)
     else:
