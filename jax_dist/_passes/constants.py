@@ -209,7 +209,8 @@ class _Lifting:
 
         eqns = []
         for eqn in body.eqns:
-            if needed := self._arrays_in_bodies(eqn):
+            in_bodies = itertools.chain(*map(self._finder.find, bodies(eqn)))
+            if needed := tuple(dict.fromkeys(key for key in in_bodies if key in self._types)):
                 change_body = functools.partial(self.add_inputs, inputs=needed)
                 eqn = _add_operands(eqn, change_body, [input_of[identity] for identity in needed])
             invars = [*map(replace, eqn.invars)]
@@ -224,11 +225,6 @@ class _Lifting:
         )
         is_closed = isinstance(jaxpr, ClosedJaxpr)
         return ClosedJaxpr(changed, [*kept_constants.values()]) if is_closed else changed
-
-    def _arrays_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        """Return the arrays to lift in the bodies of an equation, each once, in order."""
-        identities = itertools.chain(*map(self._finder.find, bodies(eqn)))
-        return tuple(dict.fromkeys(key for key in identities if key in self._types))
 
 
 # The primitives whose bodies can take more operands.

@@ -240,15 +240,12 @@ class ProcessCalls:
         size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
         key = (structure, size, is_global(leaf))
         if key not in self._views:
-            self._views[key] = self._new_view(bind(), size, whole=is_global(leaf))
+            # The mesh axes that pmaps inside ask for are found by a trace on global arrays.
+            first_view = _LocalView(self._options.lay_out(size, whole=is_global(leaf)))
+            args, kwargs = self._rebuild_with_types(bind(), first_view)
+            call = MappedCall.bind(self._options, self._fun(), args, kwargs)
+            self._views[key] = _LocalView(self._layout_of(call))
         return self._views[key]
-
-    def _new_view(self, call: MappedCall, size: int, *, whole: bool) -> _LocalView:
-        """Return a view with mesh axes for pmaps inside, found by a trace on global arrays."""
-        first_view = _LocalView(self._options.lay_out(size, whole=whole))
-        args, kwargs = self._rebuild_with_types(call, first_view)
-        layout = self._layout_of(MappedCall.bind(self._options, self._fun(), args, kwargs))
-        return _LocalView(layout)
 
 
 def is_global(leaf: Any) -> bool:

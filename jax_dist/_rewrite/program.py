@@ -287,11 +287,8 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
 
 def _describe_leaf(leaf: Any) -> Any:
     """Return an array on Auto axes as its type, so that all shardings share one trace."""
-    if isinstance(leaf, jax.Array):
-        kind: Any = jax.typeof(leaf)
-        if kind.sharding.mesh.are_all_axes_auto:
-            return type_of(leaf)
-    return leaf
+    kind: Any = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
+    return type_of(leaf) if kind and kind.sharding.mesh.are_all_axes_auto else leaf
 
 
 def _place_capture(value: Any, mesh: Mesh | None) -> Any:
