@@ -76,6 +76,7 @@ class PmapDispatcher:
         self._capture_copies = placement.CaptureCopies()
         self._jits: dict[Any, Any] = {}
         self._traced = weakref.WeakKeyDictionary[Any, TracedPmap]()  # by the jaxpr before rewriting
+        self._inner_axes = weakref.WeakKeyDictionary[Any, tuple[InnerAxis, ...]]()  # the same
         self.fast_path: FastPath = FastPath(
             options.fun_name,
             self._call_anew,
@@ -244,11 +245,12 @@ class PmapDispatcher:
         args, kwargs = call.rebuild(self._types_in_trace(call, context))
         with captures.tracing(self.options.captures):
             trace = self._jit_of_user(context).trace(*args, **kwargs)
-        traced = self._traced.get(trace.jaxpr)
-        if traced is None:
-            traced = self._traced[trace.jaxpr] = self._analyze(context, call, trace)
-        _wanted_axes.set(None)
-        return traced
+        if (inner := _wanted_axes.get()) is not None:  # jit has just traced it
+            self._inner_axes[trace.jaxpr] = inner
+            _wanted_axes.set(None)
+        if trace.jaxpr not in self._traced:  # it is new, or its analysis has raised an error
+            self._traced[trace.jaxpr] = self._analyze(context, call, trace)
+        return self._traced[trace.jaxpr]
 
     def _types_in_trace(self, call: MappedCall, context: _TraceContext) -> list[Any]:
         """Return the types of the leaves when placed on the mesh; in an outer trace, the leaves."""
@@ -262,8 +264,7 @@ class PmapDispatcher:
         self, context: _TraceContext, call: MappedCall, trace: jax.stages.Traced
     ) -> TracedPmap:
         """Lift the captured arrays of a new trace, and reduce its gathers."""
-        options, jaxpr, inner = self.options, trace.jaxpr, _wanted_axes.get()
-        assert inner is not None
+        options, jaxpr = self.options, trace.jaxpr
         traced_body.check_collectives(options.fun_name, context.layout.name, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         program = lifted.jaxpr if lifted.captures and not context.staged else None
@@ -272,7 +273,7 @@ class PmapDispatcher:
             program = plan.jaxpr or program
         moves = () if self._processes is None else tuple(collectives(jaxpr))
         out_tree = jax.tree.structure(trace.out_info)
-        return TracedPmap(context, inner, out_tree, lifted, program, moves)
+        return TracedPmap(context, self._inner_axes[jaxpr], out_tree, lifted, program, moves)
 
     # ---- jit objects
 

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -144,8 +144,8 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
 def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     """Return the reads of `step` of `step = handle`, or of the `p` of `f(handle)`; or None."""
     match module.parent(handle):
-        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle)]
+        case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
+            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
         case ast.Return() | ast.Tuple():
             return _reads_of_results(module, handle)
         case ast.Call() as call:
@@ -153,6 +153,18 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.keyword() as keyword:
             return _reads_of_parameter(module, handle, module.parent(keyword))
     return None
+
+
+def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield the reads `trainer.step` for `self.step = ...` in the class of `trainer`."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    fields = [target for target in targets if isinstance(target, ast.Attribute)]
+    owners = {(field.attr, getattr(module.class_of_self(field), "name", "")) for field in fields}
+    for read in module.nodes(ast.Attribute) if owners else ():
+        value = module.value(read.value) if isinstance(read.value, ast.Name) else None
+        class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
+        if class_name and isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
+            yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
@@ -220,9 +232,8 @@ def partial_of(module: Module, fun: Any) -> ast.Call | None:
 def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
     """Return the parameters that a call passes. Raises CannotMigrate at `*args`.
 
-    `names` are the parameters of the function. If the call gives them in this order without a gap,
-    as `f(a, y=b)` does x and y, all can be passed by position; else its keywords stay keywords, as
-    z of `f(a, z=b)`, which leaves y out.
+    If the call gives the parameters `names` in this order without a gap, as `f(a, y=b)` does x and
+    y, all go by position; else its keywords stay, as z of `f(a, z=b)`, which leaves y out.
     """
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):

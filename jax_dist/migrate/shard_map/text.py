@@ -91,8 +91,7 @@ class Writer:
     def wrap(self, node: Any, call: NewCall, inner: Any = None) -> None:
         """Edit the code of a node to `call`, with the code of `inner` in place of its HOLE.
 
-        `replicate(x)` becomes `device_put(x, s)` by the call `device_put(HOLE, s)`, if `inner` is
-        the `x`, in which other edits stay possible; by default it is the node.
+        `replicate(x)` becomes `device_put(x, s)` by `device_put(HOLE, s)`, if `inner` is the `x`.
         """
         inner = inner or node
         text, outer = self.module.text(inner), str(call)

@@ -122,9 +122,6 @@ def compare(
       command: what was run, before and after.
       places: where functions are mapped, by path and line of the old text.
       may_round: allow rounding errors, as of sums over a whole batch instead of its parts.
-
-    Returns:
-      A verdict for each place, and the problems of the runs as a whole.
     """
     verdicts = [Verdict(*place) for place in places]
     problems = list(_run_problems(before, after))

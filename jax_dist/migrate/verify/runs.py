@@ -97,9 +97,7 @@ def run_recorded(
       texts: new contents of files, by path within the project.
       work: a new folder, for the copy and the arrays of the calls, which are read when they are
         compared. The folder above it keeps compiled programs for further runs.
-      devices: how many CPU devices are simulated.
       timeout: seconds after which the command is stopped; None: never.
-      report_seconds: is called with the seconds so far.
       recording: arguments of `Recorder`, for the run of a migrated program.
     """
     tree, records = work / "tree", work / "records"

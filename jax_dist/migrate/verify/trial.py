@@ -42,8 +42,7 @@ def verify(
       progress: is called with what runs, and since when.
 
     Returns:
-      The files as they may be written, and the verdicts. Nothing may be written if the program
-      still differs: if `Verification.has_differences`.
+      The files as they may be written, unless `Verification.has_differences`, and the verdicts.
     """
     root = runs.root_of([file.path for file in files])
     by_path = _map_paths(files, root)

@@ -23,7 +23,6 @@ def install(
 
     Args:
       at_import: calls a function when a module has been executed.
-      names: by an old dotted name, the new one.
       mapped: the path of the vendored module, which has `device_put_sharded` and its like.
     """
     by_module: dict[str, dict[str, str]] = {}

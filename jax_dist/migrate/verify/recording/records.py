@@ -71,10 +71,7 @@ class RecordWriter:
     def describe(
         self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the fields of a `RecordedLeaf` for each leaf of a tree, and write its array.
-
-        Arrays of all sizes are written whole if `keep_all`.
-        """
+        """Return the fields of each `RecordedLeaf` of a tree; write its array (all: `keep_all`)."""
         import jax
         import numpy as np
 

@@ -44,7 +44,6 @@ def replay(
       step: the function inside of `jax.jit`.
       options: the keyword arguments of `jax.jit`, with the shardings.
       arguments: positional and by keyword, as the new program gives them.
-      old: the recorded call of pmap; None if there is none.
     """
     import jax
 
