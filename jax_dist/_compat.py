@@ -160,7 +160,8 @@ def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> j
 #
 # A look at the arguments before each call costs 6 to 10 % of a call of one argument; this 1 to 2 %.
 
-Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
+# Results, what C++ is to remember, and whether JAX will compile it again by its profile (PGLE).
+Answer: TypeAlias = tuple[Any, Any, bool]
 
 
 def make_cached_call(

@@ -31,26 +31,28 @@ _R = TypeVar("_R")
 class RewrittenFunction(Decorated[_P, _R]):
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
-    __slots__ = ("_program",)
+    __slots__ = ("_dispatcher",)
     _kind = "jax_dist.rewrite"
 
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
-        self._program = RewriteDispatcher(fun, axes.function_name(fun), options)
-        self._program.fast_path.serve(self)
+        self._dispatcher = RewriteDispatcher(fun, axes.function_name(fun), options)
+        self._dispatcher.fast_path.serve(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments."""
-        return self._program.lower(args, kwargs)
+        return self._dispatcher.lower(args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Return the rewritten jaxpr for these arguments."""
-        return self._program.trace(args, kwargs)
+        return self._dispatcher.trace(args, kwargs)
 
     def report(self, /, *args: Any, **kwargs: Any) -> RewriteReport:
         """Report what the rewriting does for these arguments; compiles, and runs nothing."""
-        program = self._program  # a new one, for a trace that jit has in its cache warns of nothing
-        fresh = RewriteDispatcher(program.fun, program.name, program.options)
+        known = (
+            self._dispatcher
+        )  # a new one, for a trace that jit has in its cache warns of nothing
+        fresh = RewriteDispatcher(known.fun, known.name, known.options)
         return _report_of(fresh, args, kwargs)
 
 

@@ -8,6 +8,7 @@ import doctest
 import importlib.metadata
 import os
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -117,6 +118,11 @@ def _page_case(page: pathlib.Path) -> Any:
 @pytest.mark.parametrize("page", [*map(_page_case, _PAGES)])
 def test_page_runs(page: pathlib.Path, tmp_path: pathlib.Path):
     assert (_run(page, tmp_path) > 0) == bool(_BLOCK.search(page.read_text()))
+
+
+def test_the_reference_names_what_is_there():
+    for name in re.findall(r"(?m)^::: (\S+)$", (_ROOT / "docs" / "reference.md").read_text()):
+        assert pkgutil.resolve_name(name)
 
 
 def test_the_architecture_page_names_files_that_are_there():
