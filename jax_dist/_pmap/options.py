@@ -43,8 +43,8 @@ class PmapOptions:
     gathers: Gathers = "reduce"
 
     def __post_init__(self) -> None:
-        for name in ("in_axes", "out_axes"):
-            prefix = getattr(self, name)
+        for name in (x for x in ("in_axes", "out_axes") if type(getattr(self, x)) is not int):
+            prefix = getattr(self, name)  # an int, as is usual, needs neither a check nor a copy
             for leaf in jax.tree.leaves(prefix):
                 if type(leaf) is not int:
                     raise ArgumentTypeError(
