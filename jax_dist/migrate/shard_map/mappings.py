@@ -89,7 +89,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
     length = _tuple_length(module, function, calls)
     is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
-    texts = {x: _option_text(module, options[x]) for x in options if not is_none(options[x])}
+    texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
     return Pmapped(site, texts, calls, parameters, in_axes, static, keyword_only, length, out_axes)
 
 
@@ -108,10 +108,12 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
     return static
 
 
-def _option_text(module: Module, node: ast.expr) -> str:
-    """Return the code of an argument of pmap. Raises CannotMigrate for a name of another file."""
+def _option_text(module: Module, site: Site, node: ast.expr) -> str:
+    """Return the code of an argument; may raise CannotMigrate for one given in another file."""
     if module.holds(node):
         return module.text(node)
+    if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
+        return f"{module.text(site.reference.value)}.{node.id}"  # AXIS of it as `constants.AXIS`
     if _literal(node, None) is _COMPUTED:
         raise CannotMigrate("its arguments are given in another file", "Write them out here.")
     return ast.unparse(node)
