@@ -170,18 +170,15 @@ class Placements:
                 continue
             for definition in variable.definitions:
                 self._edit_definition(variable, mapped, definition)
+            is_donated = any(  # its arrays are deleted by a call
+                self._plan.mapped_by_call[use.mapped_call].donates(use.position)
+                for use in variable.uses
+                if use.mapped_call is not None
+            )
             for use in variable.uses if layouts[variable] is Layout.REPLICATED else ():
-                self._edit_use(use, is_donated=self._is_donated(variable))
+                self._edit_use(use, is_donated=is_donated)
             if layouts[variable] is not Layout.STACKED:
                 self.touched |= {part.node for part in parts}
-
-    def _is_donated(self, variable: Variable) -> bool:
-        """Return whether a mapped call donates a variable, whose arrays are deleted by that."""
-        return any(
-            self._plan.mapped_by_call[use.mapped_call].donates(use.position)
-            for use in variable.uses
-            if use.mapped_call is not None
-        )
 
     def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
         """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""
