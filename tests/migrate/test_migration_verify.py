@@ -222,6 +222,13 @@ def test_a_program_that_jax_broke_is_compared_with_the_old_names_put_back(progra
     assert sorted(path.name for path in program.iterdir()) == ["a.py", "b.py"]
 
 
+def test_modules_that_cannot_be_read_have_no_removed_names(program: pathlib.Path):
+    (program / "b.py").write_text("f(\n")  # written by the program for another Python, perhaps
+    paths = ("a.py", "b.py", "made_by_the_run.py")
+
+    assert trial._find_removed_names(str(program), paths) == ["a.py:3", "a.py:4", "a.py:11"]
+
+
 @pytest.mark.thorough
 def test_a_wrong_migration_goes_back_or_is_not_written(program: pathlib.Path):
     files = migration.migrate(["a.py"], MigrationOptions(to="vendored"))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jax_dist.lint.engine import linter
 from jax_dist.lint.model.project import Project
 from jax_dist.migrate import renames, review
 from jax_dist.migrate.places import Back, FileMigration, Target
@@ -99,9 +98,10 @@ def _map_paths(files: Sequence[FileMigration], root: str) -> dict[str, FileMigra
 
 def _find_removed_names(root: str, paths: Collection[str]) -> list[str]:
     """Return where files of the project use names that newer jax removed: ["utils.py:7"]."""
-    sources = (linter.load(path, Path(root, path).read_bytes()) for path in sorted(paths))
-    places = (renames.places_of_rules(Project().module(source), None) for source in sources)
-    return [planned.place.where for planned in itertools.chain(*places)]
+    open_file = Project().opened  # None for a file that the program itself made, in its copy
+    modules = filter(None, [open_file(os.path.join(root, path)) for path in sorted(paths)])
+    planned_places = [renames.places_of_rules(module, None) for module in modules]
+    return [os.path.relpath(x.place.where) for x in itertools.chain(*planned_places)]
 
 
 def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
