@@ -94,11 +94,10 @@ class FastPath:
                 error.__traceback__ = _compat.filtered_traceback(error)
                 raise
 
-        call_without_jit = lambda *args, **kwargs: without_jit(args, kwargs)
         self.call: Callable[..., Any] = _compat.make_cached_call(
             name,
             miss_with_short_traceback,
-            without_jit=call_without_jit,
+            without_jit=lambda *args, **kwargs: without_jit(args, kwargs),
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )

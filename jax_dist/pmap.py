@@ -160,7 +160,7 @@ def _map(options: PmapOptions, fun: Callable[..., Any]) -> Any:
     key = getattr(fun, "__func__", None), options.key
     dispatcher = dispatchers.get(key)
     if dispatcher is None:
-        named = options.with_name_of(fun)
+        named = options.rename_for(fun)
         dispatcher = dispatchers[key] = PmapDispatcher(named, _weak_function(fun))
     return Mapped(fun, dispatcher, options)
 

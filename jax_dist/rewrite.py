@@ -49,9 +49,7 @@ class RewrittenFunction(Decorated[_P, _R]):
 
     def report(self, /, *args: Any, **kwargs: Any) -> RewriteReport:
         """Report what the rewriting does for these arguments; compiles, and runs nothing."""
-        known = (
-            self._dispatcher
-        )  # a new one, for a trace that jit has in its cache warns of nothing
+        known = self._dispatcher  # it would warn of nothing for a trace that jit has in its cache
         fresh = RewriteDispatcher(known.fun, known.name, known.options)
         return _report_of(fresh, args, kwargs)
 

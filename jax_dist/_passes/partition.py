@@ -146,7 +146,7 @@ def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> 
     if (len(in_specs), len(results)) != (len(eqn.invars), len(eqn.outvars)):
         counts = f"{len(eqn.invars)} operands (without static ones) and {len(eqn.outvars)} results"
         raise ValueError(f"it has {counts}, not {len(in_specs)} and {len(results)}")
-    return CallLayout.of(eqn, in_specs, results)
+    return CallLayout.make(eqn, in_specs, results)
 
 
 def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Route:
@@ -171,7 +171,7 @@ def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Rou
     )
     in_specs = _specs_from_partition(in_tree.flatten_up_to(in_shardings), mesh)
     out_specs = _specs_from_partition(out_tree.flatten_up_to(out_shardings), mesh)
-    route = _Route(_name_of(eqn), mesh, lower, in_tree, CallLayout.of(eqn, in_specs, out_specs))
+    route = _Route(_name_of(eqn), mesh, lower, in_tree, CallLayout.make(eqn, in_specs, out_specs))
     traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
     for var, out_aval in zip(eqn.outvars, traced.out_avals, strict=True):
         expected, actual = _describe_type(var.aval), _describe_type(out_aval)

@@ -77,7 +77,7 @@ class CallLayout:
     results: tuple[P, ...]
 
     @classmethod
-    def of(cls, eqn: JaxprEqn, operands: Sequence[P], results: Sequence[P]) -> "CallLayout":
+    def make(cls, eqn: JaxprEqn, operands: Sequence[P], results: Sequence[P]) -> "CallLayout":
         """Return the layout by these specs: `P("i")` of an `[8, 4]` becomes `P("i", None)`."""
         pad = lambda spec, atom: P(*spec, *[None] * (atom.aval.ndim - len(spec)))
         pairs = zip(operands, eqn.invars, strict=True), zip(results, eqn.outvars, strict=True)

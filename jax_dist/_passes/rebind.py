@@ -127,10 +127,10 @@ def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
     the Python number 2.0, which can be combined with arrays on any mesh.
     """
     pairs = zip(atoms, values, strict=True)
-    return [_without_mesh(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
+    return [_untie_literal(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
 
 
-def _without_mesh(literal: Literal) -> Any:
+def _untie_literal(literal: Literal) -> Any:
     """Return a literal as a Python number if it has the type of one, else as a NumPy array."""
     aval: Any = literal.aval
     if is_key(literal.val):

@@ -42,7 +42,7 @@ _wanted_axes = contextvars.ContextVar[tuple[InnerAxis, ...] | None]("wanted_axes
 
 
 class _TraceContext(NamedTuple):
-    """What a program is traced for; a part of the key of its jit object."""
+    """Layout and kind of a trace; a part of the key of its jit object."""
 
     layout: MeshLayout
     staged: bool  # whether the call is part of an outer trace
@@ -116,9 +116,8 @@ class PmapDispatcher:
         traced = self._find(call)
         types = self._types_in_trace(call, traced.context)
         args, kwargs = call.rebuild(types)
-        lowered = _fast_path.lower(
-            self._program(traced), self._place_captures(traced), args, kwargs
-        )
+        captured = self._place_captures(traced)
+        lowered = _fast_path.lower(self._program(traced), captured, args, kwargs)
         _compat.describe_arguments(lowered, types)
         return lowered
 

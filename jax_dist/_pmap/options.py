@@ -89,7 +89,7 @@ class PmapOptions:
         """Return the layout for a mapped axis of `size`; see `meshes.make_layout`."""
         return make_layout(self, self.candidates(), size, inner, whole=whole)
 
-    def with_name_of(self, fun: Callable) -> "PmapOptions":
+    def rename_for(self, fun: Callable) -> "PmapOptions":
         """Return these options for `fun`: with its name, and with donation by its signature.
 
         Arguments are donated whether passed by position or by keyword, as by `jax.jit`.

@@ -37,7 +37,7 @@ _MAX_CONVERSIONS = 4096  # to remember; a program with more than that makes new 
 
 
 class _Conversion(NamedTuple):
-    """How arrays of one aval and sharding were converted."""
+    """Conversion of the arrays of one aval and sharding."""
 
     aval: Any  # of the argument; kept alive, since conversions are cached by its id
     sharding: Sharding

@@ -175,7 +175,7 @@ class RewriteDispatcher:
     def find(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
         """Return the program for arguments of these types and shardings; values do not matter."""
         trace = self._trace_user(args, kwargs)
-        shardings = tuple(map(_named_sharding, self._dynamic_leaves(args, kwargs)))
+        shardings = tuple(map(_find_named_sharding, self._dynamic_leaves(args, kwargs)))
         mesh = self.options.mesh
         meshes = (mesh,) if mesh else tuple(meshes_of(trace.meshes, shardings))
         # jit itself serves all shardings, but routing depends on them.
@@ -279,7 +279,7 @@ class RewriteDispatcher:
         return jax.tree.leaves((by_position, by_name))
 
 
-def _named_sharding(leaf: Any) -> NamedSharding | None:
+def _find_named_sharding(leaf: Any) -> NamedSharding | None:
     """Return how an argument is sharded, or None if it is traced or on no mesh."""
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
@@ -288,7 +288,8 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
 def _describe_leaf(leaf: Any) -> Any:
     """Return an array on Auto axes as its type, so that all shardings share one trace."""
     kind: Any = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
-    return type_of(leaf) if kind and kind.sharding.mesh.are_all_axes_auto else leaf
+    is_auto = kind is not None and kind.sharding.mesh.are_all_axes_auto
+    return type_of(leaf) if is_auto else leaf
 
 
 def _place_capture(value: Any, mesh: Mesh | None) -> Any:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: 0BSD
 # Written by jax-dist migrate --to vendored. It is yours to keep and to edit.
-"""What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
+"""`mapped`: `jax.pmap` by `jax.jit` and `jax.shard_map`.
 
 An argument `[devices, ...]` is sharded over a mesh of so many devices. Each
 gets a block `[1, ...]`, drops that axis for the function, and adds it back to

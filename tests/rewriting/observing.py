@@ -1,4 +1,4 @@
-"""What the tests of rewriting share: meshes, planning, comparing, counting."""
+"""Helpers of the tests of rewriting: meshes, planning, comparing, counting."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""What the pass says, what it leaves alone, and how it composes."""
+"""The gather pass: its findings, what it leaves alone, and how it composes."""
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,7 @@ def test_composition(name):
 
 @pytest.mark.parametrize(("dtype", "barriers"), [("bfloat16", 1), ("float32", 0), ("int8", 0)])
 def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
-    """As what is sent would be: XLA computes in float32 between operations that it fuses."""
+    """Round as a gather would: XLA computes in float32 between operations that it fuses."""
     function = on_devices(lambda x: lax.all_gather(x.astype(dtype), "i").max(0), check_vma=False)
     names = traced_names(jax.jit(rewrite_gathers(function)), X)
 

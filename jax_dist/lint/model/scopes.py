@@ -107,7 +107,7 @@ class Scopes:
 
     @functools.cached_property
     def fields(self) -> dict[ast.AST, str]:
-        """By statement (or body of a lambda), the field of its parent that holds it: "orelse"."""
+        """The field of its parent, as "orelse", that holds a statement or the body of a lambda."""
         fields: dict[ast.AST, str] = {}
         for node in self.nodes:
             if isinstance(node, _NODES_WITH_BODY):
