@@ -137,13 +137,10 @@ def put_slices(
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, rows)
 
 
-def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
+def remove_mesh_of_arguments(lowered: jax.stages.Lowered) -> None:
     """Remove the mesh from `lowered.args_info`."""
-    infos, structure = jax.tree.flatten(lowered.args_info)
-    for index, kind in enumerate(types):
-        aval = ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
-        infos[index] = jax.stages.ArgInfo(aval, infos[index].donated)
-    lowered.args_info = jax.tree.unflatten(structure, infos)
+    without_mesh = lambda info: jax.stages.ArgInfo(info._aval.update(sharding=None), info.donated)
+    lowered.args_info = jax.tree.map(without_mesh, lowered.args_info)
 
 
 def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:

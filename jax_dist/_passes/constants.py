@@ -119,7 +119,6 @@ class CaptureFinder:
 
         opened = open_jaxpr(jaxpr)
         values = dict(zip(opened.constvars, interpreter.constants(jaxpr), strict=False))
-        value_of = lambda atom: atom.val if isinstance(atom, Literal) else values.get(atom)
         for value in values.values():
             capture_of(value)
         for eqn in opened.eqns:
@@ -129,12 +128,15 @@ class CaptureFinder:
                 capture.used_at = capture.used_at or inner.used_at or interpreter.source_line(eqn)
                 capture.is_key = capture.is_key or inner.is_key
                 capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
-            for capture in filter(None, map(capture_of, map(value_of, eqn.invars))):
-                capture.used_at = capture.used_at or interpreter.source_line(eqn)
-                # A key of the old kind, an array of integers, shows by its use.
-                capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
+            for atom in eqn.invars:
+                value = atom.val if isinstance(atom, Literal) else values.get(atom)
+                if value is not None and (capture := capture_of(value)):
+                    capture.used_at = capture.used_at or interpreter.source_line(eqn)
+                    # A key of the old kind, an array of integers, shows by its use.
+                    capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
         for atom in opened.outvars:
-            capture_of(value_of(atom))
+            if isinstance(atom, Literal):
+                capture_of(atom.val)
         self._known[id(jaxpr)] = captures
         return captures
 

@@ -38,9 +38,9 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    eqns = list(interpreter.equations(jaxpr))
-    if not any(map(_is_gather, eqns)):
+    if not any(map(_is_gather, interpreter.equations(jaxpr))):
         return PassPlan(None)
+    eqns = interpreter.equations(jaxpr)
     gathering = {id(eqn) for eqn in eqns if interpreter.holds(eqn, _is_gather)}
     walk = _Walk(gathering, exact=exact)
     # A walk may find that a gather has to be kept after it has replaced some of its readers. So the
@@ -324,7 +324,7 @@ class _Walk:
 
 
 def _is_gather(eqn: JaxprEqn) -> bool:
-    return _compat.name_of(eqn) == "all_gather"
+    return eqn.primitive is lax.all_gather_p
 
 
 def _block_of(value: Any, new_dimension: int | None) -> Any:

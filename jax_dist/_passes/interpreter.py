@@ -7,7 +7,6 @@ needs to be known of the primitive around it; and only what is new is traced.
 
 import contextlib
 import functools
-import itertools
 import operator
 import os
 import re
@@ -28,7 +27,7 @@ Atom: TypeAlias = Any  # Var | Literal, of which pyright says "partially unknown
 Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
 Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
 
-_JAXPRS = (Jaxpr, core.ClosedJaxpr)
+_JAXPRS, _SEQUENCES = frozenset({Jaxpr, core.ClosedJaxpr}), (tuple, list)
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
@@ -43,10 +42,15 @@ def constants(jaxpr: Any) -> Sequence[Any]:
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
     """Return the jaxprs in the parameters of an equation, in order: of a while, condition, body."""
-    if _compat.name_of(eqn) == "while":
+    jaxprs = []
+    for value in eqn.params.values():
+        if type(value) in _JAXPRS:
+            jaxprs.append(value)
+        elif isinstance(value, _SEQUENCES):
+            jaxprs += [part for part in value if type(part) in _JAXPRS]
+    if len(jaxprs) == 2 and _compat.name_of(eqn) == "while":
         return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
-    parts = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
-    return [part for part in itertools.chain(*parts) if isinstance(part, _JAXPRS)]
+    return jaxprs
 
 
 def names_of(part: Any) -> tuple[Any, ...]:
@@ -170,9 +174,9 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
         return eqn
 
     def change_param(value: Any) -> Any:
-        if isinstance(value, _JAXPRS):
+        if type(value) in _JAXPRS:
             return change(value)
-        if not isinstance(value, tuple | list) or not any(isinstance(v, _JAXPRS) for v in value):
+        if not isinstance(value, _SEQUENCES) or all(type(v) not in _JAXPRS for v in value):
             return value
         new = jax.tree.map(change_param, value)  # a named tuple stays one
         is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))

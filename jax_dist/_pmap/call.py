@@ -115,7 +115,7 @@ def any_tracer(leaves: Iterable[Any]) -> bool:
 
 def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None) -> Any:
     """Return the type of an array, number or type, maybe of another shape; else raise TypeError."""
-    is_type = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
+    is_type = hasattr(leaf, "shape") and not isinstance(leaf, (jax.Array, np.ndarray))
     aval: Any = leaf if is_type else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
     sizes: Sequence[int] = aval.shape if shape is None else shape

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.stages import Traced
 
 from jax_dist import _compat, _fast_path
 from jax_dist._fast_path import FastPath, is_staged
@@ -53,15 +54,10 @@ class TracedPmap:
     """A mapped function, traced for arguments of certain types."""
 
     context: _TraceContext
-    inner: tuple[InnerAxis, ...]  # the mesh axes that pmaps inside ask for
     out_tree: Any
     lifted: Lifted  # the captured arrays that become arguments
     program: ClosedJaxpr | None  # the rewritten program; None if there was nothing to rewrite
     collectives: tuple[str, ...]  # to compare between processes; () with one process
-
-    @property
-    def layout(self) -> MeshLayout:
-        return self.context.layout
 
 
 class PmapDispatcher:
@@ -98,7 +94,7 @@ class PmapDispatcher:
             self.options,
             self._weak_fun,
             run=lambda *args, **kwargs: self.fast_path.call(*args, **kwargs),
-            layout_of=lambda call: self._find(call).layout,
+            layout_of=lambda call: self._find(call)[0].context.layout,
         )
         if self.options.arrays == "local":
             self.fast_path.serve_by(calls.call)
@@ -113,17 +109,19 @@ class PmapDispatcher:
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        traced = self._find(call)
-        types = self._types_in_trace(call, traced.context)
-        args, kwargs = call.rebuild(types)
-        captured = self._place_captures(traced)
-        lowered = _fast_path.lower(self._program(traced), captured, args, kwargs)
-        _compat.describe_arguments(lowered, types)
+        traced, trace = self._find(call)
+        if traced.program is None:  # nothing is rewritten
+            lowered = trace.lower()
+        else:
+            args, kwargs = call.rebuild(self._types_in_trace(call, traced.context))
+            captured = self._place_captures(traced)
+            lowered = _fast_path.lower(self._program(traced), captured, args, kwargs)
+        _compat.remove_mesh_of_arguments(lowered)
         return lowered
 
-    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
-        traced = self._find(self._bind(args, kwargs), staged=True)
+        traced, _ = self._find(self._bind(args, kwargs), staged=True)
         return self._program(traced).trace(*args, **kwargs)
 
     # ---- a call whose signature the fast path does not know
@@ -160,20 +158,20 @@ class PmapDispatcher:
         if self._processes is not None and not all(map(is_global, call.leaves)):
             # It makes the arguments global, and calls again.
             return self._processes.call(*args, **kwargs), None, False
-        traced = self._find(call)
-        leaves, misplaced = self._place(call, traced.layout)
+        traced, _ = self._find(call)
+        leaves, misplaced = self._place(call, traced.context.layout)
         args, kwargs = call.rebuild(leaves)
         if misplaced:  # they are moved now: call again, without memory of where they were
             return self.fast_path.call(*args, **kwargs), None, False
         self._watch.warn_of(traced.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, traced)
-        self.fast_path.throttle(traced.layout.mesh)
+        self.fast_path.throttle(traced.context.layout.mesh)
         return _compat.run_jit(self._program(traced), self._place_captures(traced), args, kwargs)
 
     def _stage(self, call: MappedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program in an outer trace; captured arrays become constants of that trace."""
-        traced = self._find(call, staged=True)
+        traced, _ = self._find(call, staged=True)
         if not captures.is_lifted_outside():
             self._watch.warn_of(traced.lifted.captures, lifted=False)
         try:
@@ -214,29 +212,30 @@ class PmapDispatcher:
 
     def _place_captures(self, traced: TracedPmap) -> tuple[Any, ...]:
         """Return the captured arrays of a program, with a copy on each device of its mesh."""
-        mesh = traced.layout.mesh
+        mesh = traced.context.layout.mesh
         put = functools.partial(placement.put_copy, where=NamedSharding(mesh, P()))
         return self._capture_copies.get(traced.lifted, mesh, put)
 
     # ---- from a call to its program
 
-    def _find(self, call: MappedCall, *, staged: bool = False) -> TracedPmap:
-        """Return the function traced for the types of a call; `staged` is for an outer trace."""
-        # In an outer trace, a process sees its own slices, so the size is that of one process.
+    def _find(self, call: MappedCall, *, staged: bool = False) -> tuple[TracedPmap, Traced]:
+        """Return what is traced for the types of a call, and JAX's trace before it is rewritten."""
+        # In an outer trace (`staged`), a process sees its own slices: the size is its own, too.
         whole = not self._is_process_local(staged=staged)
         lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
-        traced = self._trace(_TraceContext(lay_out(), staged), call)
-        if traced.inner != traced.layout.inner:  # trace again, with mesh axes for pmaps inside
-            traced = self._trace(_TraceContext(lay_out(traced.inner), staged), call)
-        devices, used = self.options.devices, traced.layout.mesh.size
+        traced, trace = self._trace(_TraceContext(lay_out(), staged), call)
+        inner = self._inner_axes[trace.jaxpr]
+        if inner != traced.context.layout.inner:  # trace again, with mesh axes for pmaps inside
+            traced, trace = self._trace(_TraceContext(lay_out(inner), staged), call)
+        devices, used = self.options.devices, traced.context.layout.mesh.size
         if devices is not None and used != len(devices):
             raise DeviceCountError(
                 f"pmap of '{call.fun_name}' got {len(devices)} devices for an axis of size {used}; "
                 "with devices=, each of them runs one slice."
             )
-        return traced
+        return traced, trace
 
-    def _trace(self, context: _TraceContext, call: MappedCall) -> TracedPmap:
+    def _trace(self, context: _TraceContext, call: MappedCall) -> tuple[TracedPmap, Traced]:
         """Trace the user's function once for the types of a call, and analyze the trace.
 
         jit caches traces, and gives the same jaxpr for the same types: so that is the key here.
@@ -249,19 +248,16 @@ class PmapDispatcher:
             _wanted_axes.set(None)
         if trace.jaxpr not in self._traced:  # it is new, or its analysis has raised an error
             self._traced[trace.jaxpr] = self._analyze(context, call, trace)
-        return self._traced[trace.jaxpr]
+        return self._traced[trace.jaxpr], trace
 
     def _types_in_trace(self, call: MappedCall, context: _TraceContext) -> list[Any]:
         """Return the types of the leaves when placed on the mesh; in an outer trace, the leaves."""
         if context.staged:
             return call.leaves
-        pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
-        sharding = context.layout.sharding
-        return [type_of(kind, sharding=sharding(axis, len(kind.shape))) for kind, axis in pairs]
+        sharding, pairs = context.layout.sharding, zip(call.leaves, call.axes, strict=True)
+        return [type_of(leaf, sharding=sharding(axis, jnp.ndim(leaf))) for leaf, axis in pairs]
 
-    def _analyze(
-        self, context: _TraceContext, call: MappedCall, trace: jax.stages.Traced
-    ) -> TracedPmap:
+    def _analyze(self, context: _TraceContext, call: MappedCall, trace: Traced) -> TracedPmap:
         """Lift the captured arrays of a new trace, and reduce its gathers."""
         options, jaxpr = self.options, trace.jaxpr
         traced_body.check_collectives(options.fun_name, context.layout.name, jaxpr)
@@ -271,8 +267,7 @@ class PmapDispatcher:
             plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
             program = plan.jaxpr or program
         moves = () if self._processes is None else tuple(collectives(jaxpr))
-        out_tree = jax.tree.structure(trace.out_info)
-        return TracedPmap(context, self._inner_axes[jaxpr], out_tree, lifted, program, moves)
+        return TracedPmap(context, trace.out_tree, lifted, program, moves)
 
     # ---- jit objects
 
@@ -285,7 +280,7 @@ class PmapDispatcher:
 
         def rewritten(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[offset:], kwargs)
-            traced = self._trace(context, call)  # one jit object serves several signatures
+            traced, _ = self._trace(context, call)  # one jit object serves several signatures
             assert traced.program is not None
             captured = flat_args[0] if offset else ()
             flat = interpreter.evaluate(traced.program, [*captured, *call.leaves])

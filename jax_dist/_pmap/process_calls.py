@@ -208,12 +208,14 @@ class ProcessCalls:
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
-                shape[axis] //= traced.layout.processes
+                shape[axis] //= traced.context.layout.processes
             descriptions[path] = describe(type_of(kind, shape))
         for number, value in zip(self._options.static, call.static, strict=True):
             descriptions[f"static argument {number}"] = describe(value)
         fingerprint = Fingerprint(containers(call.structure), descriptions)
-        agree_to_run("pmap of {}", self._fun(), fingerprint, traced.collectives, traced.layout.mesh)
+        agree_to_run(
+            "pmap of {}", self._fun(), fingerprint, traced.collectives, traced.context.layout.mesh
+        )
         self._agreed.add(key)
 
     def _rebuild_with_types(self, call: MappedCall, view: _LocalView) -> tuple[tuple, dict]:

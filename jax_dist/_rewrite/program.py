@@ -219,7 +219,7 @@ class RewriteDispatcher:
         has_operations = "custom_partitioning" in map(_compat.name_of, eqns)
         return _Trace(
             lifted=captures.lift(jaxpr, self.fun, self.name, self.options.captures),
-            out_tree=jax.tree.structure(traced.out_info),
+            out_tree=traced.out_tree,
             findings=tuple(self._pmap_findings),
             meshes=tuple(find_meshes(eqns)),
             routes=has_operations and self.options.partitioning == "route",
