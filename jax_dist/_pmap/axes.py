@@ -40,21 +40,31 @@ def spread(
     For `({"a": x, "b": y}, z)`, the prefix `(0, None)` gives `(0, 0, None)`. The last three are for
     the text of the error: `argument` is "in_axes" or "out_axes".
     """
-    is_output = argument == "out_axes"
-    # JAX's error has the path of the mismatch; for in_axes, in a pair of args and kwargs.
-    prefix_tree, full_tree = (prefix, tree) if is_output else ((prefix, 0), (tree, {}))
+    axes, structure = jax.tree.flatten(prefix, is_leaf=is_none)
     try:
-        axes = jax.tree.broadcast(prefix_tree, full_tree, is_leaf=is_none)
-    except ValueError as error:
-        reason = str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
+        subtrees = structure.flatten_up_to(tree)
+    except ValueError:
+        reason = _mismatch(prefix, tree, argument)
         if has_keywords:
             reason += " Note that each argument passed by keyword is mapped over its leading axis."
-        what = "output" if is_output else "positional arguments"
+        what = "output" if argument == "out_axes" else "positional arguments"
         raise MappedAxisError(
             f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the {what}: "
             + reason
         ) from None
-    return tuple(jax.tree.structure(full_tree).flatten_up_to(axes))
+    pairs = zip(axes, subtrees, strict=True)
+    return tuple(axis for axis, subtree in pairs for _ in jax.tree.leaves(subtree))
+
+
+def _mismatch(prefix: AxisPrefix, tree: Any, argument: str) -> str:
+    """Return JAX's text on where `prefix` differs from `tree`, with the path."""
+    # The path of in_axes is in a pair of args and kwargs.
+    pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
+    try:
+        jax.tree.broadcast(*pair, is_leaf=is_none)
+    except ValueError as error:
+        return str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
+    return ""
 
 
 def spread_in_axes(
