@@ -167,11 +167,11 @@ class _Migrate:
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
-        """Migrate the files again, with the form that a place, (path, line), has to go back to."""
-        back: dict[str, dict[int, Any]] = {}
-        for (path, line), form in places.items():
-            back.setdefault(path, {})[line] = form
-        self._target = dataclasses.replace(self._target, back=back)
+        """Migrate the files again, with other targets for some places, by (path, line)."""
+        fallbacks: dict[str, dict[int, Any]] = {}
+        for (path, line), fallback in places.items():
+            fallbacks.setdefault(path, {})[line] = fallback
+        self._target = dataclasses.replace(self._target, fallbacks=fallbacks)
         return self._migrate()[0]
 
     def _show(self, report: Any) -> None:

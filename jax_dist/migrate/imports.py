@@ -113,22 +113,25 @@ def _import_edits(
     module: Module,
     statement: ast.Import | ast.ImportFrom,
     unused: list[ast.alias],
-    previous: Edit | None,
+    edit_above: Edit | None,
 ) -> list[Edit]:
     """Return the edits that remove the names `unused` from an import without a comment.
 
-    If the whole statement goes from between blank lines, the one below it goes, too. `previous` is
-    the edit of the import above, with which this one may stand between them.
+    If all of an import that stands between blank lines goes, so does the blank line below it;
+    imports right above it that go, by the edit `edit_above`, do not count.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:
         return []
     if len(unused) < len(statement.names):
         return remove_names(module, statement, unused)
-    if before.strip() or after.strip():
+    if before.strip() or after.strip():  # it shares its line with another statement
         return []
     edit, code = module.line_edit(statement), module.source.code
-    start = previous.start if previous and previous.end == edit.start else edit.start
+    start = edit.start
+    if edit_above is not None and edit_above.end == start:
+        start = edit_above.start
     line_above = code[:start].removesuffix(b"\n").rpartition(b"\n")[2]
-    between_blanks = not line_above.strip() and code[edit.end : edit.end + 1] == b"\n"
-    return [Edit(edit.start, edit.end + between_blanks, "")]
+    is_blank_below = code[edit.end : edit.end + 1] == b"\n"
+    is_between_blanks = not line_above.strip() and is_blank_below
+    return [Edit(edit.start, edit.end + 1 if is_between_blanks else edit.end, "")]

@@ -29,8 +29,8 @@ def _run(
 ) -> Run:
     calls = []
     for result in results:
-        returned = () if raised else (_leaf(result, **more),)
-        calls.append(RecordedCall("a.py", 3, "step", (), returned, raised))
+        leaves = () if raised else (_leaf(result, **more),)
+        calls.append(RecordedCall("a.py", 3, "step", (), leaves, raised))
     return Run(exit_code, output, "Traceback: oh", 1.0, [calls])
 
 
@@ -127,7 +127,7 @@ def test_rounded_arguments_make_more_rounded_results():
 
     def chained(run: Run) -> Run:
         first, second = run.calls[0]
-        return dataclasses.replace(run, calls=[[first, second._replace(given=first.returned)]])
+        return dataclasses.replace(run, calls=[[first, second._replace(arguments=first.results)]])
 
     before = chained(_run([1.0, 2.0], [1.0, 2.0]))
     after = chained(_replayed(_run([1.00001, 2.0], [1.0005, 2.0]), 1e-5))

@@ -69,10 +69,12 @@ def root_of(paths: Sequence[str]) -> str:
 def inject_recording(**settings: Any) -> Iterator[str]:
     """Yield a folder that, put first on PYTHONPATH, starts `recording` in each Python process.
 
-    `settings` are arguments of `recording.start`; those that are the same in all runs are added.
+    Its `sitecustomize.py`, which Python runs before a program, calls `recording.start.start` with
+    `settings` and with the arguments that are the same in all runs.
     """
-    old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
-    settings |= {"mapped": str(_MAPPED), "old": old}
+    new_names = {entry.old: entry.new for entry in NAMES if entry.new}
+    of_jax = {old: new for old, new in new_names.items() if old.startswith("jax.")}
+    settings |= {"mapped": str(_MAPPED), "old": of_jax}
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
         text = _SITECUSTOMIZE.format(package=str(_RECORDING), settings=settings)
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
@@ -114,14 +116,28 @@ def run_recorded(
         exit_code, seconds = _run_until_timeout(
             command, work, cwd, environment, timeout, report_seconds
         )
+    # Messages with paths of the copy should be those of the project.
     read = lambda name: (work / name).read_text("utf-8", "replace").replace(str(tree), root)
     calls = [read_calls(process) for process in sorted(records.iterdir())]
-    marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
-    lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
-    ran = frozenset((path, int(line)) for line, path in lines_and_paths)
+    ran, imported = _read_reached_lines(work / "ran"), _find_imported(tree)
+    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran, imported)
+
+
+def _read_reached_lines(path: Path) -> frozenset[tuple[str, int]]:
+    """Return `("a.py", 12)` for each line "12 a.py" of a file that markers wrote."""
+    marks = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines_and_paths = [mark.split(" ", 1) for mark in marks]
+    return frozenset((path, int(line)) for line, path in lines_and_paths)
+
+
+def _find_imported(tree: Path) -> frozenset[str]:
+    """Return the paths of the modules below a folder that a program imported.
+
+    Python compiled them: `pkg/__pycache__/a.cpython-311.pyc` is of `pkg/a.py`.
+    """
     compiled = (path.relative_to(tree) for path in tree.rglob("__pycache__/*.pyc"))
-    imported = {str(path.parents[1] / f"{path.name.partition('.')[0]}.py") for path in compiled}
-    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran, frozenset(imported))
+    names = ((path.parents[1], path.name.partition(".")[0]) for path in compiled)
+    return frozenset(str(folder / f"{name}.py") for folder, name in names)
 
 
 def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
