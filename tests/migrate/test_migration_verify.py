@@ -169,6 +169,15 @@ def test_output_that_changes_from_run_to_run_is_no_difference(name: str):
     assert not comparison.compare([], _run(output=old), _run(output=new), []).problems
 
 
+def test_the_lines_of_several_processes_come_in_any_order():
+    run = lambda output: dataclasses.replace(_run(output=output), calls=[[], []])
+    before = run("[0] loss 0.5\n[1] loss 0.5\n[0] [Gloo] Rank 0 is connected to 3 peer ranks.\n")
+    after, other = run("[1] loss 0.5\n[0] loss 0.5\n"), run("[1] loss 0.5\n[0] loss 0.6\n")
+
+    assert not comparison.compare([], before, after, []).problems
+    assert comparison.compare([], before, other, []).problems
+
+
 def test_output_that_differs_and_commands_that_fail_are_problems():
     differs = comparison.compare([], _run(output="loss 0.5\n"), _run(output="loss 0.6\n"), [])
     fails = comparison.compare([], _run(), _run(exit_code=1), [])
@@ -297,6 +306,21 @@ state = jax_utils.replicate((jnp.ones(64), jnp.zeros(64)))
 for seed in range(3):
     state = f(state, np.random.default_rng(seed).normal(size=(8, 4, 64)).astype(np.float32))
 """
+
+
+@pytest.mark.thorough
+def test_a_job_of_two_processes_is_compared(program: pathlib.Path):
+    pytest.importorskip("flax")
+    join = "import jax\njax.distributed.initialize()\n"
+    (program / "a.py").write_text(
+        f"{join}{_MOMENTUM.replace('(8, 4', '(2, 4')}print(jax_utils.unreplicate(state))\n"
+    )
+    launch = [sys.executable, "-m", "jax_dist", "launch", "-n", "2", "--cpu-devices", "2", "--"]
+    files = migration.migrate(["a.py"], MigrationOptions(to="shard_map"))
+    _, verification = trial.verify([*launch, sys.executable, "a.py"], files)
+
+    assert verification.problems == []
+    assert [str(verdict) for verdict in verification.verdicts] == ["same in 6 of 6 calls"]
 
 
 @pytest.mark.thorough

@@ -29,6 +29,7 @@ _CHANGING = re.compile(
     r"|/tmp/\S+|jax-dist-\S+|\x1b\[[\d;]*[A-Za-z]"
 )
 _TIMED = re.compile(r"time|sec\b|/s\b|sps|fps|speed|elapsed|duration|pid", re.IGNORECASE)
+_GLOO = re.compile(r"\[Gloo\]|peer ranks|^(\[\d+\])?\s*$")  # its lines, in pieces at times
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
@@ -136,7 +137,7 @@ def compare(
         if extra > 0 and not any(verdict.difference for verdict in verdicts):
             problems.append(f"{extra} more calls of mapped functions after")
     if not any(verdict.difference for verdict in verdicts):
-        problems += _output_problems(before.output, after.output, may_round=may_round)
+        problems += _output_problems(before, after, may_round=may_round)
     return Verification(command, verdicts, problems, [before.seconds, after.seconds])
 
 
@@ -312,14 +313,21 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
     return text, difference / (replays.largest_element(x) or 1.0)
 
 
-def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
+def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[str]:
     """Yield "the output differs in line 3: ..." for the first line that is not the same.
 
-    With `may_round`, numbers may differ by about a hundredth.
+    With `may_round`, numbers may differ by about a hundredth. Lines of several processes come in
+    any order, and between them those of their transport, gloo.
     """
     is_same = _is_about if may_round else str.__eq__
-    lines = itertools.zip_longest(before.splitlines(), after.splitlines())
-    for number, (old, new) in enumerate(lines, 1):
+    old_lines, new_lines = before.output.splitlines(), after.output.splitlines()
+    if len(before.calls) > 1:
+        by_words = lambda line: (_NUMBER.sub("*", _mask(line)), line)
+        without_gloo = lambda lines: (line for line in lines if not _GLOO.search(line))
+        old_lines, new_lines = (
+            sorted(without_gloo(lines), key=by_words) for lines in (old_lines, new_lines)
+        )
+    for number, (old, new) in enumerate(itertools.zip_longest(old_lines, new_lines), 1):
         if not is_same(_mask(old or ""), _mask(new or "")):
             texts = ("nothing" if line is None else repr(line[:80]) for line in (old, new))
             yield f"the output differs in line {number}: {' / '.join(texts)}"

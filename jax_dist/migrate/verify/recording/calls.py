@@ -61,7 +61,8 @@ class Recorder:
         @functools.wraps(make)
         def make_recorded(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
-            place = self._find_place() if args and not self._is_in_call else None
+            is_recorded = args and not self._is_in_call
+            place = self._find_place(only_direct=only_written) if is_recorded else None
             if place is None:
                 return result
             path, line = place
@@ -71,10 +72,11 @@ class Recorder:
 
         setattr(module, name, make_recorded)
 
-    def _find_place(self) -> tuple[str, int] | None:
+    def _find_place(self, *, only_direct: bool) -> tuple[str, int] | None:
         """Return the path and line of the program that now map a function; None if none does.
 
-        It is the innermost caller in the program's tree that is not the vendored module.
+        It is the innermost caller in the program's tree that is not the vendored module. With
+        `only_direct`, no library may be in between: `jax.device_put` calls jax.jit, too.
         """
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None:
@@ -82,7 +84,7 @@ class Recorder:
             is_vendored = os.path.basename(path) == f"{VENDORED}.py"
             if path.startswith(self._tree + os.sep) and not is_vendored:
                 return os.path.relpath(path, self._tree), frame.f_lineno
-            frame = frame.f_back
+            frame = None if only_direct else frame.f_back
         return None
 
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:
