@@ -119,14 +119,14 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
 
 def place_leaf(value: Any, leaf: StateLeaf, axes: MeshAxes) -> Any:
     """Place `[*s]` or `[N, *s]` as one `[*s]` for all devices (`leaf.uniform`), or as `[N, *s]`."""
-    is_stacked = jnp.shape(value) != leaf.type.shape
-    if is_stacked and leaf.uniform:  # all slices are equal
+    is_stacked = jnp.shape(value) != leaf.type.shape  # `[N, *s]`
+    if is_stacked and leaf.uniform:  # all slices are equal, and one is kept
         return _first_slice(put_slices(value, axes.by_device), leaf.sharding)
-    if is_stacked:
+    if is_stacked:  # each device gets its slice
         return put_slices(value, leaf.sharding)
     if not isinstance(value, jax.Array):  # on CPU, `device_put` would share its memory
         value = np.array(value, dtype=type_of(value).dtype)
-    put = put_copy if leaf.uniform else copy_to_devices  # both in memory of its own
+    put = put_copy if leaf.uniform else stack_copies  # both in memory of its own
     return put(value, leaf.sharding)
 
 
@@ -136,7 +136,7 @@ def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return shard(leaf, mesh, sharding.spec)
 
 
-def copy_to_devices(value: Any, sharding: NamedSharding) -> Any:
+def stack_copies(value: Any, sharding: NamedSharding) -> Any:
     """Return a copy for each device: `(4, 2)` becomes `(8, 4, 2)` on 8 devices."""
     is_host, is_traced = not isinstance(value, jax.Array), isinstance(value, Tracer)
     # jit takes a traced value as it is, and an array that is on the devices of the mesh.

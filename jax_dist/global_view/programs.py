@@ -131,7 +131,7 @@ class StepProgram:
             _, target = self.argument_layouts[number]
             is_single = state_leaf is not None and jnp.shape(value) == state_leaf.type.shape
             if state_leaf and not state_leaf.uniform and is_single:  # begin with equal values
-                value = placement.copy_to_devices(value, target)
+                value = placement.stack_copies(value, target)
             elif not isinstance(value, Tracer):
                 value = _move_to(value, target, state_leaf, lambda n=number: call.paths()[n])
             placed.append(value)

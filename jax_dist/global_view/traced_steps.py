@@ -47,11 +47,12 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step for one slice, and find out which leaves of its state differ between devices.
 
-    `call` has types, of the state `[N, *s]`; `varying` has the leaves that are known to differ.
+    `call` has the types of the arguments, `[N, *s]` also of the state. `varying` has the paths of
+    leaves that are known to differ, each with the line where it begins to.
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    # For the number of a result that is a leaf of the new state: the argument leaf it replaces.
+    # {1: 0} of `w, x -> loss, w`: result 1 is the new value of argument leaf 0, which is state.
     replaced_leaves = _pair_results(call, state, lifted.jaxpr, out_tree)
     paths, state_indices = call.paths(), {*replaced_leaves.values()}
     # The inputs of the jaxpr are the captured arrays, each the same on all devices ("uniform"), and
@@ -65,9 +66,9 @@ def trace_step(
     analysis = AxisAnalysis(setting.options.axis_name)
     is_uniform = analysis.settle_state(lifted.jaxpr, is_uniform, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
-    values = analysis.uniform_values(body, is_uniform)  # for each variable, whether it is
-    # For the number of a result that differs between devices: where it begins to.
-    origins = {n: x for n, out in enumerate(body.outvars) if (x := find_origin(body, values, out))}
+    facts = analysis.uniform_values(body, is_uniform)  # for each variable whether it is uniform
+    # For each result that differs between devices: the line where it begins to.
+    origins = {n: x for n, out in enumerate(body.outvars) if (x := find_origin(body, facts, out))}
     others = {n: origin for n, origin in origins.items() if n not in replaced_leaves}
     _check_results(call.fun_name, out_tree, out_axes, others)
     now_varying = {paths[leaf]: origins[n] for n, leaf in replaced_leaves.items() if n in origins}
