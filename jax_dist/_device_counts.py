@@ -273,7 +273,8 @@ class _Expected:
 def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
     """Return the results on one device as `_Expected`, with tolerances from perturbed inputs.
 
-    `epsilon` is the relative precision of the program: inputs change at random by some of it.
+    `epsilon` is the relative precision of the program: inputs change at random by some of it. The
+    tolerance is the largest effect of that; for floats a multiple of it, and some rounding.
     """
 
     def perturb(value: Any, generator: np.random.Generator) -> Any:

@@ -19,7 +19,7 @@ _Sizes: TypeAlias = Mapping[str, int]  # from the name of a mesh axis to its siz
 Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
 
 # The bytes that each of `n` devices sends in a ring algorithm, if the result has `b` on each.
-_SENT: dict[str, Callable[[float, int], float]] = {
+_BYTES_SENT: dict[str, Callable[[float, int], float]] = {
     "all-gather": lambda b, n: b * (n - 1) / n,
     "all-reduce": lambda b, n: b * 2 * (n - 1) / n,
     "all-to-all": lambda b, n: b * (n - 1) / n,
@@ -96,7 +96,7 @@ _CALLED = re.compile(
 )
 _BRANCHES = ("true_computation", "false_computation", "branch_computations")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHAINED = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
+_CHAIN_ID = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class HloModule:
         seen_ids: set[str] = set()
         for instruction, times, runs in self.walk_executed(self.entry):
             # On TPUs, a collective that overlaps with several fusions is in each, with one id.
-            channel_id = _CHAINED.search(instruction.attributes)
+            channel_id = _CHAIN_ID.search(instruction.attributes)
             if channel_id and channel_id[1] in seen_ids:
                 continue
             if channel_id:
@@ -179,7 +179,7 @@ class HloModule:
     ) -> Collective | None:
         """Return the collective that an instruction is or starts; None if it is another one."""
         kind = instruction.opcode.removesuffix("-start")  # "all-gather-start" runs in background
-        if kind not in _SENT:
+        if kind not in _BYTES_SENT:
             return None
         is_start, shape = kind != instruction.opcode, instruction.shape
         sizes = array_bytes(shape)  # of "(f32[2], f32[8])", [8, 32]
@@ -190,7 +190,7 @@ class HloModule:
         result_bytes = sum(sizes)
         groups = groups_of(instruction.attributes, self.devices)  # of devices: [[0, 1], [2, 3]]
         axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
-        moved_bytes = float(_SENT[kind](result_bytes, size))
+        moved_bytes = float(_BYTES_SENT[kind](result_bytes, size))
         return Collective(kind, axes, size, 1, result_bytes, moved_bytes, runs)
 
 

@@ -69,8 +69,7 @@ class MappedStep:
         Those of the arguments at the positions `unstacked` stay `[2, 3]`.
         """
         types = []
-        arguments = self.call.owners  # for each leaf, the position or keyword of its argument
-        for leaf, axis, argument in zip(self.slices, self.axes, arguments, strict=True):
+        for leaf, axis, argument in zip(self.slices, self.axes, self.call.owners, strict=True):
             stacking_axis = None if argument in unstacked else axis
             types.append(type_of(leaf, axes.stack(leaf.shape, stacking_axis, devices)))
         return types

@@ -157,7 +157,7 @@ class Emitter:
         """
         (plan,), (constants, carries) = part.plans, interpreter.loop_counts(part.eqn)
         first_x = constants + carries
-        values = self._stack_all(values, part.uniform_operands, plan.uniform_inputs)
+        values = self._stack_varying(values, part.uniform_operands, plan.uniform_inputs)
         first_carries = self._shard_all(values[constants:first_x], part.result_specs[:carries])
         pairs = zip(values[first_x:], plan.uniform_inputs[first_x:], strict=True)
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
@@ -177,7 +177,7 @@ class Emitter:
         body_start = part.eqn.params["cond_nconsts"]
         carry_start = interpreter.loop_counts(part.eqn).constants
         uniform_inside = [*condition.uniform_inputs[:body_start], *body.uniform_inputs]
-        values = self._stack_all(values, part.uniform_operands, uniform_inside)
+        values = self._stack_varying(values, part.uniform_operands, uniform_inside)
         body_constants = values[body_start:carry_start]
         return lax.while_loop(
             lambda carry: self.run(condition, [*values[:body_start], *carry])[0],
@@ -189,12 +189,12 @@ class Emitter:
         """Run a body of `part`; a result that varies in another branch or iteration is stacked."""
         specs = map(plan.facts.spec_of, plan.closed.jaxpr.outvars)
         outs = self._shard_all(self.run(plan, args), specs)
-        return self._stack_all(outs, plan.uniform_results, part.uniform_results)
+        return self._stack_varying(outs, plan.uniform_results, part.uniform_results)
 
     def _shard_all(self, values: Values, specs: Iterable[P | None]) -> Values:
         return [self.shard(x, spec) for x, spec in zip(values, specs, strict=True)]
 
-    def _stack_all(self, values: Values, before: Sequence[bool], after: Sequence[bool]) -> Values:
+    def _stack_varying(self, values: Values, before: list[bool], after: list[bool]) -> Values:
         """Stack as `[N, *s]` the values that are uniform by `before`, but not by `after`."""
         flags = zip(values, before, after, strict=True)
         return [x if old == new else self.stack(x) for x, old, new in flags]
