@@ -19,8 +19,8 @@ from jax_dist._pmap.axes import spread_in_axes
 from jax_dist._steps import MappedStep
 from jax_dist.errors import ArgumentError
 
-_SEEDS = 6  # runs with perturbed inputs
-_ULPS = 4.0  # by which an input is perturbed, at most
+_PERTURBED_RUNS = 6
+_MAX_ULPS = 4.0  # by which an input is perturbed, at most (units in the last place)
 _SAFETY = 8.0  # the tolerance of a float is this many times the largest effect of a perturbation
 _ROUNDING = 16.0  # and this many units in its last place, and one in that of the largest element
 
@@ -146,20 +146,20 @@ class _Argument(NamedTuple):
 
 
 def _join_slices(path: str, value: Any, axis: int | None) -> _Argument:
-    """Return an argument of a function that pmap maps, `axis` being over devices.
+    """Return an argument of a function that pmap maps, in which `axis` numbers the devices.
 
     `[8, 2, 3]` becomes 16 rows `[16, 3]`; eight equal slices become the one value `[2, 3]`.
     """
     if axis is None:
-        return _Argument(path, value, None)
+        return _Argument(path, value, axis=None)
     slices = jnp.moveaxis(value, axis, 0)
     host = to_numpy(slices)
     if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
-        return _Argument(path, jax.device_get(slices[0]), None)
+        return _Argument(path, jax.device_get(slices[0]), axis=None)
     is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
-    if is_key(value) or is_raw_key or slices.ndim == 1:
-        return _Argument(path, slices, 0, is_one_row=True)
-    return _Argument(path, slices.reshape(-1, *slices.shape[2:]), 0)
+    if is_key(value) or is_raw_key or slices.ndim == 1:  # a key or a number is one row
+        return _Argument(path, slices, axis=0, is_one_row=True)
+    return _Argument(path, slices.reshape(-1, *slices.shape[2:]), axis=0)
 
 
 class _Program(NamedTuple):
@@ -175,25 +175,25 @@ class _Program(NamedTuple):
     def build(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
-        """Return the program of a function of one of the forms of `compare_device_counts`."""
+        """Return the program of a function in one of the three forms of `compare_device_counts`."""
         name = getattr(fun, "__name__", type(fun).__name__)
         leaves, tree = jax.tree.flatten_with_path(args)
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        make_argument = _Argument
 
-        def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
+        def call_fun(values: Sequence[Any], mesh: Mesh | None) -> Any:
             options = {"mesh": mesh} if takes_mesh else {}
-            return fun(*jax.tree.unflatten(tree, leaves), **options)
+            return fun(*jax.tree.unflatten(tree, values), **options)
 
-        if mesh is not None:
+        run, make_argument = call_fun, _Argument
+        if mesh is not None:  # `fun` takes whole arrays, and divides them itself
             axes: Sequence[int | None] = [None] * len(leaves)
-        elif axis_name is not None:
+        elif axis_name is not None:  # `fun` is what one device computes
             axes = spread_in_axes(in_axes, args, {}, name)
-        else:  # a mapped function
+        else:  # `fun` is mapped by pmap, and takes `[N, *s]`
             step = MappedStep.find(fun, args, {})
-            run = lambda leaves, mesh: step.call.run(leaves)
-            axes, axis_name, make_argument = step.axes, step.options.mesh_axis, _join_slices
-            static = step.options.static
+            run = lambda values, _: step.call.run(values)
+            axes, axis_name, static = step.axes, step.options.mesh_axis, step.options.static
+            make_argument = _join_slices
             leaves = [(path, leaf) for path, leaf in leaves if path[0].idx not in static]
             if len(leaves) > len(axes):  # jax.pmap does not say which arguments are static
                 leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
@@ -210,10 +210,10 @@ class _Program(NamedTuple):
         return cls(run, name, arguments, axis_name, mesh)
 
     def make_runner(self, count: int) -> Callable[..., Any]:
-        """Return a function that runs the program on `count` devices.
+        """Return a function that runs the program on `count` devices, without keys in its results.
 
-        It takes the values of the arguments, and a method of jit's to use instead of `__call__`.
-        It returns the results of devices, `[count, *s]`, or whole arrays, `[1, *s]`, but no keys.
+        `run(values)` takes the values of the arguments and returns `[count, *s]` of the devices, or
+        `[1, *s]` of whole arrays; `run(values, "lower")` calls that method of the jit object.
         """
         for path, value, axis, is_one_row in self.arguments:
             if axis is None:
@@ -226,15 +226,15 @@ class _Program(NamedTuple):
                 )
         mesh = None if self.mesh is None else _shrink(self.mesh, count)
 
-        def run(leaves: Sequence[Any]) -> Any:
+        def call(leaves: Sequence[Any]) -> Any:
             drop_key = lambda leaf: None if is_key(leaf) else jnp.asarray(leaf)
             return jax.tree.map(drop_key, self.fun(leaves, mesh))
 
-        axes = [None if argument.axis is None else 0 for argument in self.arguments]
-        size = count if mesh is None else 1  # of results, `[size, *s]`
-        jitted = jax.jit(jax.vmap(run, (axes,), axis_name=self.axis_name, axis_size=size))
+        vmap_axes = [None if argument.axis is None else 0 for argument in self.arguments]
+        size = count if mesh is None else 1
+        jitted = jax.jit(jax.vmap(call, (vmap_axes,), axis_name=self.axis_name, axis_size=size))
 
-        def call(values: Sequence[Any], method: str = "__call__") -> Any:
+        def run(values: Sequence[Any], method: str = "__call__") -> Any:
             pairs = zip(self.arguments, values, strict=True)
             leaves = [argument.divide(value, count) for argument, value in pairs]
             try:
@@ -247,7 +247,7 @@ class _Program(NamedTuple):
                 )
                 raise
 
-        return call
+        return run
 
 
 def _shrink(mesh: Mesh, count: int) -> Mesh:
@@ -273,17 +273,18 @@ class _Expected:
 def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
     """Return the results on one device as `_Expected`, with tolerances from perturbed inputs.
 
-    `epsilon` is the relative precision of the program: inputs change at random by some of it.
+    `epsilon` is the relative precision of the program: inputs change at random by some of it. The
+    tolerance is the largest effect of that; for floats a multiple of it, and some rounding.
     """
 
     def perturb(value: Any, generator: np.random.Generator) -> Any:
         if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        relative_change = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
+        relative_change = generator.uniform(-_MAX_ULPS, _MAX_ULPS, value.shape) * epsilon
         return (widen(value) * (1 + relative_change)).astype(value.dtype)
 
-    def expect(exact: jax.Array, *perturbed: jax.Array) -> _Expected:
-        value = np.asarray(exact)[0]
+    def add_tolerance(exact: jax.Array, *perturbed: jax.Array) -> _Expected:
+        value = np.asarray(exact)[0]  # results are `[1, *s]`, for one device
         effect = np.max([_distance(np.asarray(leaf)[0], value) for leaf in perturbed], axis=0)
         if not jnp.issubdtype(exact.dtype, jnp.inexact):
             return _Expected(value, effect)
@@ -292,10 +293,10 @@ def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
         return _Expected(value, _SAFETY * effect + float(jnp.finfo(exact.dtype).eps) * rounding)
 
     results = [run(values)]
-    for seed in range(_SEEDS):
+    for seed in range(_PERTURBED_RUNS):
         generator = np.random.default_rng(seed)
         results.append(run([perturb(value, generator) for value in values]))
-    return jax.tree.map(expect, *results)
+    return jax.tree.map(add_tolerance, *results)
 
 
 def _compare_results(
@@ -323,8 +324,8 @@ def _compare_values(
     one = expected.value
     if values.shape[1:] != one.shape:  # each device may have an equal part along one dimension
         joined = [np.concatenate(values, axis) for axis in range(values.ndim - 1)]
-        fitting = [array for array in joined if array.shape == one.shape]
-        values = fitting[0][None] if fitting else values
+        whole = next((array for array in joined if array.shape == one.shape), None)
+        values = values if whole is None else whole[None]
     if values.shape[1:] != one.shape:
         return False, f"shape {values.shape[1:]} on each device, not {one.shape}", math.inf
     distances = _distance(values, one[None])
@@ -333,6 +334,7 @@ def _compare_values(
         return False, _describe_difference(values, count, expected, arguments), distance
     is_inexact = jnp.issubdtype(one.dtype, jnp.inexact)
     mean_size = np.abs(np.nan_to_num(widen(one))).mean() if is_inexact else 0.0
+    # With such a tolerance, also a result that is wrong by a factor of 2 would have passed.
     if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
         return None, "undecided: rounding alone changes it", distance
     return True, "", distance
@@ -344,11 +346,12 @@ def _describe_difference(
     """Return how the values of devices, `[devices, *s]`, differ from the value on one device."""
     one, values = widen(expected.value), widen(values)
 
-    def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
-        return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
+    def is_close(left: np.ndarray, right: np.ndarray, factor: float = 1.0) -> bool:
+        tolerance = expected.tolerance * max(factor, 1.0)  # rounding errors grow with the values
+        return bool((_distance(left, right) <= tolerance).all())
 
-    # The value may be `count` times too large or small, as is a sum in place of a mean. That of a
-    # gradient shows in the change of the state that it updates.
+    # A sum in place of a mean is `count` times too large. If it is a sum of gradients, the new
+    # parameters are not: but their change is, from the old ones, which are an argument.
     old_values = {"value": np.zeros_like(one)}
     for path, value, axis, _ in arguments:
         if axis is None and isinstance(value, np.ndarray) and value.shape == one.shape:

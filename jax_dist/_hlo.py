@@ -19,7 +19,7 @@ _Sizes: TypeAlias = Mapping[str, int]  # from the name of a mesh axis to its siz
 Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
 
 # The bytes that each of `n` devices sends in a ring algorithm, if the result has `b` on each.
-_SENT: dict[str, Callable[[float, int], float]] = {
+_BYTES_SENT: dict[str, Callable[[float, int], float]] = {
     "all-gather": lambda b, n: b * (n - 1) / n,
     "all-reduce": lambda b, n: b * 2 * (n - 1) / n,
     "all-to-all": lambda b, n: b * (n - 1) / n,
@@ -96,7 +96,7 @@ _CALLED = re.compile(
 )
 _BRANCHES = ("true_computation", "false_computation", "branch_computations")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHAINED = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
+_CHAIN_ID = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,25 +152,24 @@ class HloModule:
                     callee_runs = "in a branch" if runs == "always" else runs
                 elif attribute in ("body", "condition") and trip_count is None:
                     callee_runs = "in a loop of unknown length"
-                elif attribute == "body" and trip_count is not None:
-                    callee_times = times * int(trip_count[1])
-                elif attribute == "condition" and trip_count is not None:
-                    callee_times = times * (int(trip_count[1]) + 1)  # once more, to end the loop
+                elif attribute in ("body", "condition") and trip_count is not None:
+                    is_condition = attribute == "condition"  # once more, to end the loop
+                    callee_times = times * (int(trip_count[1]) + is_condition)
                 for callee in re.findall(r"[^\s,%]+", name_list or single_name):
                     yield from self.walk_executed(callee, callee_times, callee_runs)
 
     def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
-        """Return the collectives in order, equal ones merged; axis names are those of `meshes`."""
+        """Return the collectives in order, equal ones merged; `meshes` are such as {"i": 4}."""
         meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
         counts: dict[Collective, int] = {}
-        channels: set[str] = set()
+        seen_ids: set[str] = set()
         for instruction, times, runs in self.walk_executed(self.entry):
             # On TPUs, a collective that overlaps with several fusions is in each, with one id.
-            chained = _CHAINED.search(instruction.attributes)
-            if chained and chained[1] in channels:
+            channel_id = _CHAIN_ID.search(instruction.attributes)
+            if channel_id and channel_id[1] in seen_ids:
                 continue
-            if chained:
-                channels.add(chained[1])
+            if channel_id:
+                seen_ids.add(channel_id[1])
             if collective := self._collective(instruction, meshes, runs):
                 counts[collective] = counts.get(collective, 0) + times
         return tuple(dataclasses.replace(key, count=count) for key, count in counts.items())
@@ -179,19 +178,19 @@ class HloModule:
         self, instruction: Instruction, meshes: Sequence[_Sizes], runs: Runs
     ) -> Collective | None:
         """Return the collective that an instruction is or starts; None if it is another one."""
-        kind = instruction.opcode.removesuffix("-start")
-        if kind not in _SENT:
+        kind = instruction.opcode.removesuffix("-start")  # "all-gather-start" runs in background
+        if kind not in _BYTES_SENT:
             return None
         is_start, shape = kind != instruction.opcode, instruction.shape
-        sizes = array_bytes(shape)
+        sizes = array_bytes(shape)  # of "(f32[2], f32[8])", [8, 32]
         if is_start and kind != "all-reduce" and shape.startswith("("):
             # Here the shape is "(operands, results)", perhaps with integers for synchronization.
             sizes = array_bytes(re.sub(r", [us]32\[\]", "", shape))
             sizes = sizes[len(sizes) // 2 :]
         result_bytes = sum(sizes)
-        groups = groups_of(instruction.attributes, self.devices)
+        groups = groups_of(instruction.attributes, self.devices)  # of devices: [[0, 1], [2, 3]]
         axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
-        moved_bytes = float(_SENT[kind](result_bytes, size))
+        moved_bytes = float(_BYTES_SENT[kind](result_bytes, size))
         return Collective(kind, axes, size, 1, result_bytes, moved_bytes, runs)
 
 
@@ -281,27 +280,27 @@ def _iota(match: re.Match[str]) -> np.ndarray:
 
 
 def _mesh_groups(match: re.Match[str]) -> _Groups:
-    """Return the groups of a match of `_MESH`, such as "mesh['i'=4,'j'=2] {'j'}".
+    """Return the groups of devices in a match of `_MESH`: "mesh['i'=4,'j'=2] {'j'}".
 
-    The axes in the second braces are those along which devices are in one group. Of an axis, that
-    may be a part, "{'i':(2)2}": split 'i' of size 4 into (2, 2), and take the second of these.
+    Devices in a group differ along the axes in braces only: [0, 1], [2, 3] and so on. Of an axis,
+    that may be a part, "{'i':(2)2}": split 'i' of size 4 into (2, 2), and take the second of these.
     """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
-    devices = np.arange(math.prod(sizes.values()))
-    # For each axis, the coordinate of every device; the parts used in groups are subtracted.
-    grid = np.unravel_index(devices, tuple(sizes.values()))
-    coordinates = dict(zip(sizes, grid, strict=True))
-    group_coordinates = []
+    positions = np.arange(math.prod(sizes.values()))  # in the mesh
+    # For each axis, the coordinate of every device.
+    coordinates = dict(zip(sizes, np.unravel_index(positions, tuple(sizes.values())), strict=True))
+    inside = []  # coordinates in which the devices of a group differ
     for name, size_before, part_size in _GROUP_AXIS.findall(match["group_axes"]):
         size = int(part_size or sizes[name])
         stride = sizes[name] // (int(size_before or 1) * size)
         part = coordinates[name] // stride % size
-        group_coordinates.append(part)
-        coordinates[name] = coordinates[name] - part * stride
+        inside.append(part)
+        coordinates[name] = coordinates[name] - part * stride  # what is left numbers the groups
+    devices = positions
     if text := match["devices"]:
         iota = _IOTA.fullmatch(text)
         devices = _iota(iota).ravel() if iota else np.array(_numbers(text))
-    # Sort by the remaining coordinates, then by those in the group. lexsort's last key is first.
-    order = np.lexsort([*reversed(group_coordinates), *reversed(coordinates.values())])
-    size = math.prod(int(part.max()) + 1 for part in group_coordinates)
-    return devices[order].reshape(-1, size).tolist()
+    # Sort by group, then by the coordinates inside: lexsort's last key is its first.
+    order = np.lexsort([*reversed(inside), *reversed(coordinates.values())])
+    group_size = math.prod(int(part.max()) + 1 for part in inside)
+    return devices[order].reshape(-1, group_size).tolist()

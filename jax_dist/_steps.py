@@ -63,14 +63,14 @@ class MappedStep:
         _ = call.size  # raises if the sizes of the mapped axis differ
         return cls(options, call, tuple(call.slices()), tuple(call.dims))
 
-    def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of the argument leaves, stacked over a number of devices.
+    def leaves(self, devices: int, unstacked: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of the argument leaves: slices `[2, 3]` are `[8, 2, 3]` for 8 devices.
 
-        The leaves of arguments at the positions `whole` are not stacked: they are one slice.
+        Those of the arguments at the positions `unstacked` stay `[2, 3]`.
         """
         types = []
-        for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
-            stacking_axis = None if owner in whole else axis
+        for leaf, axis, argument in zip(self.slices, self.axes, self.call.owners, strict=True):
+            stacking_axis = None if argument in unstacked else axis
             types.append(type_of(leaf, axes.stack(leaf.shape, stacking_axis, devices)))
         return types
 
@@ -120,22 +120,22 @@ class MappedStep:
         if strategy in ("jax.pmap", "jax_dist.pmap"):
             mapping = jax.pmap if strategy == "jax.pmap" else pmap
             return self.map_by(mapping, machine.devices).lower(*self.leaves(count))
-        # The other strategies are those of `global_view`, in which state has no device axis.
+        # In the others, those of `global_view`, state arguments have no dimension of devices.
         state = self.state(count) if state is None else tuple(state)
         if not state:
             raise ArgumentError(
                 f"'{self.name}' carries no state: no argument has the tree, shapes and types of a "
                 "result. Give its position by state=."
             )
-        args, kwargs = self.call.rebuild(self.leaves(count, whole=state))
-        arg_axes, _ = self.call.rebuild(self.axes)
+        args, kwargs = self.call.rebuild(self.leaves(count, unstacked=state))
+        in_axes, _ = self.call.rebuild(self.axes)
         devices, mesh_axes = np.array(machine.devices), (options.mesh_axis,)
-        if strategy == "hsdp":
+        if strategy == "hsdp":  # the state is sharded in a host, and replicated over hosts
             devices, mesh_axes = devices.reshape(machine.hosts, -1), ("hosts", "devices")
         view = global_view(
             self.call.fun,
             options.mesh_axis,
-            in_axes=tuple(None if n in options.static else axis for n, axis in enumerate(arg_axes)),
+            in_axes=tuple(None if n in options.static else axis for n, axis in enumerate(in_axes)),
             out_axes=options.out_axes,
             state=state,
             mesh=_compat.auto_mesh(devices, mesh_axes),
@@ -156,6 +156,7 @@ def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
 
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptions, MappedCall]:
     """Trace `fun` up to the first call of a `jax.pmap`; return the pmap's options and that call."""
+    name = axes.function_name(fun)
     leaves, tree = jax.tree.flatten((args, kwargs))
     # Only arrays are traced; any other leaf may be a static argument.
     arrays = {index: type_of(leaf) for index, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
@@ -168,13 +169,12 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptio
     def end_trace(intercepted: Any, mapped_leaves: Sequence[Any]) -> Any:
         raise _PmapTraced(intercepted, [type_of(jax.typeof(leaf)) for leaf in mapped_leaves])
 
-    name = axes.function_name(fun)
     try:
         # NameError: a collective outside of any pmap has an unbound axis name.
         with _compat.intercept_pmaps(end_trace), contextlib.suppress(NameError):
             jax.eval_shape(call_fun, arrays)
     except _PmapTraced as end:
-        intercepted, mapped_types = end.args
+        intercepted, mapped_types = end.args  # the pmap, and the types of its flat arguments
     else:
         raise NotImplementedError(
             f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
@@ -183,15 +183,15 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptio
     def call_mapped_function(*args: Any, **kwargs: Any) -> Any:
         return intercepted.fun(*args, **kwargs)
 
-    args, kwargs = jax.tree.unflatten(intercepted.in_tree, mapped_types)
+    mapped_args, mapped_kwargs = jax.tree.unflatten(intercepted.in_tree, mapped_types)
     in_axes, _ = jax.tree.unflatten(intercepted.in_tree, intercepted.in_axes)
-    options = PmapOptions(
-        name, intercepted.axis_name, in_axes=in_axes, out_axes=intercepted.out_axes
-    )
-    call = MappedCall.bind(options, call_mapped_function, args, kwargs)
-    # JAX has one flag a leaf. An argument is donated if all its leaves are.
-    leaf_flags = zip(call.owners, intercepted.donated, strict=True)
-    kept = {owner for owner, is_donated in leaf_flags if not is_donated}
+    mapped_axes = {"in_axes": in_axes, "out_axes": intercepted.out_axes}
+    options = PmapOptions(name, intercepted.axis_name, **mapped_axes)
+    call = MappedCall.bind(options, call_mapped_function, mapped_args, mapped_kwargs)
+    # JAX says for each leaf if it is donated. An argument, given by its position, is if all its
+    # leaves are; `call.owners` has the argument of each leaf.
+    flags = zip(call.owners, intercepted.donated, strict=True)
+    kept = {argument for argument, is_donated in flags if not is_donated}
     donated = tuple(owner for owner in {*call.owners} - kept if isinstance(owner, int))
     return dataclasses.replace(options, donated=donated), call
 

@@ -131,8 +131,7 @@ def measure_memory() -> MemoryUse:
             if buffer not in seen:
                 seen.add(buffer)
                 device_bytes[device.id] += shard.nbytes
-        has_new_buffer = len(seen) > number_seen
-        array_counts[str(jax.typeof(array))] += has_new_buffer
+        array_counts[str(jax.typeof(array))] += len(seen) > number_seen  # if it has a new buffer
     statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
     if all(statistics.values()):  # more exact, but the CPU backend has None
         device_bytes = Counter({id_: known["bytes_in_use"] for id_, known in statistics.items()})

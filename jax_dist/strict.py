@@ -38,14 +38,14 @@ _SHOWN = 8  # arguments in one message; programs of one function that are rememb
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
-_FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
+_DONATION_FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 
 
 class _Block(NamedTuple):
     """A `with` block of a guard, or a call of a function that it decorates."""
 
     guard: "strict"
-    settings: contextlib.ExitStack  # resets JAX's transfer guard and the ban on compilations
+    jax_settings: contextlib.ExitStack  # resets the transfer guard and the ban on compilations
     filters: Any  # warnings.filters at the start: catch_warnings() may replace the list
 
 
@@ -55,7 +55,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.blocks: list[_Block] = []  # outermost first
         self.stops_compilations = False
-        self.call: CompiledCall | None = None  # the last call that JAX lowered
+        self.lowered_call: CompiledCall | None = None  # the last one
 
 
 _thread = _Thread()
@@ -115,30 +115,33 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         self._count = itertools.count()
 
     def __enter__(self) -> "strict":
+        """Begin a block, in which transfers and compilations are errors after the warm-up."""
         block = _Block(self, contextlib.ExitStack(), warnings.filters)
         _thread.blocks.append(block)
-        count = next(self._count)
-        if count >= (self._warmup or 0):
-            self._forbid(block.settings)
-        if self._donation and count == 0:  # at each step, the user's warnings would be shown again
-            _forget_warnings()
-        if self._donation:
-            block.filters.insert(0, _FILTER)
+        step = next(self._count)  # the number of blocks before it
+        if step >= (self._warmup or 0):
+            self._forbid(block.jax_settings)
+        if self._donation:  # make JAX's warning of an unusable donation an error
+            if step == 0:  # at each step, the user's warnings would be shown again
+                with warnings.catch_warnings():  # its end makes Python forget what it has shown
+                    pass
+            block.filters.insert(0, _DONATION_FILTER)
         return self
 
-    def _forbid(self, settings: contextlib.ExitStack) -> None:
-        """Forbid transfers and compilations until `settings` is closed."""
-        settings.close()
+    def _forbid(self, jax_settings: contextlib.ExitStack) -> None:
+        """Forbid transfers and compilations until `jax_settings` is closed."""
+        jax_settings.close()
         if self._transfers:
-            settings.enter_context(jax.transfer_guard("disallow"))
+            jax_settings.enter_context(jax.transfer_guard("disallow"))
         if self._recompiles:
-            settings.enter_context(_set_compilations(stop=True))
+            jax_settings.enter_context(_set_compilations(stop=True))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """End the block; replace an error of JAX for a transfer or donation by one of jax_dist."""
         block = _thread.blocks.pop()
-        block.settings.close()
-        if self._donation and _FILTER in block.filters:
-            block.filters.remove(_FILTER)
+        block.jax_settings.close()
+        if self._donation and _DONATION_FILTER in block.filters:
+            block.filters.remove(_DONATION_FILTER)
         if isinstance(error, RecompileError | TransferError | DonationError):
             # JAX adds a note on how to see its hidden frames, which tell nothing about our errors.
             notes = getattr(error, "__notes__", [])
@@ -158,16 +161,16 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         blocks = [block for block in _thread.blocks if block.guard is self]
         if not blocks:
             raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
-        settings, iterator = blocks[-1].settings, iter(items)
-        settings.close()
+        settings, iterator = blocks[-1].jax_settings, iter(items)
+        settings.close()  # the block has forbidden both from its start
         settings.enter_context(allow_transfers())
         settings.enter_context(allow_recompiles())
         try:
             yield from itertools.islice(iterator, 1 if self._warmup is None else self._warmup)
         finally:
             # A `break` in the loop over the steps may have ended the block already.
-            if any(block.settings is settings for block in _thread.blocks):
-                self._forbid(settings)
+            if any(block.jax_settings is settings for block in _thread.blocks):
+                self._forbid(settings)  # from now to the end of the block
         yield from iterator
 
     def __call__(self, func: _Function) -> _Function:
@@ -175,10 +178,10 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         check_ends_in_one_call(func, "strict")
         warmup = 1 if self._warmup is None else self._warmup
         options: Any = {"transfers": self._transfers, "recompiles": self._recompiles}
-        guard = strict(**options, donation=self._donation, warmup=warmup)
-        if self._donation and hasattr(func, "trace") and hasattr(func, "lower"):
+        guard = strict(**options, donation=self._donation, warmup=warmup)  # counts its own calls
+        if self._donation and hasattr(func, "trace") and hasattr(func, "lower"):  # as of jax.jit
             func = _with_donation_check(func, every_call=self._donation == "always")
-        return super(strict, guard).__call__(func)
+        return super(strict, guard).__call__(func)  # a ContextDecorator enters it in each call
 
 
 def allow_transfers() -> contextlib.AbstractContextManager[None]:
@@ -217,7 +220,7 @@ def _on_event(event: str, value: float, **details: Any) -> None:
     """Record the call that JAX is about to lower or compile, or raise RecompileError."""
     if event not in (_LOWER_EVENT, _COMPILE_EVENT):
         return
-    call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
+    call = _thread.lowered_call = call_on_stack(str(details.get("fun_name", "a function")))
     if event == _COMPILE_EVENT:
         if _thread.stops_compilations:
             raise _make_recompile_error(call)
@@ -227,12 +230,6 @@ def _on_event(event: str, value: float, **details: Any) -> None:
 
 # Despite their names, JAX records these events as scalars when it starts, and as durations later.
 jax.monitoring.register_scalar_listener(_on_event)
-
-
-def _forget_warnings() -> None:
-    """Have Python forget of which programs JAX has warned, so that it warns again."""
-    with warnings.catch_warnings():  # its end makes every module's list of shown warnings invalid
-        pass
 
 
 def _make_recompile_error(call: CompiledCall) -> RecompileError:
@@ -303,11 +300,12 @@ def _make_transfer_error(error: Any) -> TransferError:
 
 def _make_donation_error(warning: str) -> DonationError:
     """Return the error for JAX's warning "... not usable: float32[4]", with names of arguments."""
-    call = _thread.call
+    call = _thread.lowered_call  # the one that JAX warns of
     if call is None or not warning.startswith(f"{_UNUSABLE}: "):
         return DonationError(warning)
-    types = re.findall(r"\w+\[[\d,]*\]", warning.partition("\n")[0])
-    slice_type = lambda type_: re.sub(r"\[\d+", "[1", type_)  # for a pmap, JAX lists this one
+    types = re.findall(r"\w+\[[\d,]*\]", warning.partition("\n")[0])  # "float32[4]"
+    # For a pmap, JAX lists the type of a slice: float32[1,4] for an argument float32[8,4].
+    slice_type = lambda type_: re.sub(r"\[\d+", "[1", type_)
     names = [
         f"{path} {info.type}"
         for path, info in call.arguments.items()
@@ -326,7 +324,7 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
     @functools.wraps(func)
     def checked(*args: Any, **kwargs: Any) -> Any:
         number = next(count)
-        if not every_call and number >= 3 and number % 1000:
+        if not (every_call or number < 3 or number % 1000 == 0):  # a check costs some time
             return func(*args, **kwargs)
         infos = jax.tree.leaves(func.trace(*args, **kwargs).args_info)
         donated_types = [(info.shape, info.dtype) for info in infos if info.donated]
@@ -334,10 +332,11 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         result = func(*args, **kwargs)
         arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
         alive = {path: array for path, array in arrays.items() if not array.is_deleted()}
+        deleted_count = len(arrays) - len(alive)  # the call deletes what it took
         # JAX donates its own copy of a NumPy array or a number, and deletes nothing of the caller.
         host_avals = [jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES)]
         is_copied = any((aval.shape, aval.dtype) in donated_types for aval in host_avals)
-        if len(arrays) - len(alive) < len(donated_types) and not is_copied:
+        if deleted_count < len(donated_types) and not is_copied:
             paths = [path for path, a in alive.items() if (a.shape, a.dtype) in donated_types]
             raise DonationError(
                 f"'{func.__name__}' did not take the memory of the donated "

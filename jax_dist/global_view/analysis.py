@@ -1,16 +1,13 @@
 """Analysis of a step: which values are uniform, and how these are wanted sharded.
 
-A value is uniform if all devices along the mapped axis have the same one, and else varies. A leaf
-of the state is taken to be uniform until the step makes it vary.
-
-How a value is wanted sharded follows from the shardings of the state. A new parameter is the old
-one less a part of the gradient, element by element; if it is sharded, so may all be that it is made
-of, and the sum of a gradient over devices can be scattered.
+A value is uniform if all devices along the mapped axis have the same one, and else varies. As the
+state is sharded, so may be all that it is made of: a new parameter is the old one less a part of
+the gradient, element by element, so the sum of a gradient over devices can be scattered.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec as P
@@ -42,19 +39,21 @@ class AxisAnalysis:
     def settle_state(
         self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
     ) -> list[bool]:
-        """Return for every input whether it is uniform in all calls of a step that feeds its state.
+        """Return for each input whether all devices hold the same ("uniform") in every call.
 
-        `pairs` are the (input, result) numbers of the leaves of the state. In `mean, x -> mean + x`
-        the x of each device makes its mean vary: `[True, False]` becomes `[False, False]`.
+        The new state that a step returns is an input of its next call: `pairs` are the (input,
+        result) numbers of its leaves. In `mean, x -> mean + x`, with another x on each device, mean
+        varies from the second call on: `[True, False]` becomes `[False, False]`.
         """
-        ins = list(ins)
-        while True:
-            uniform_axes = self._invariance.outputs(body, self._same(ins), self._scope)
-            newly_varying = [n for n, out in pairs if ins[n] and self.name not in uniform_axes[out]]
+        uniform = list(ins)
+        while True:  # each input that varies may make more results vary
+            uniform_axes = self._invariance.outputs(body, self._same(uniform), self._scope)
+            varies = [self.name not in axes for axes in uniform_axes]  # for each result
+            newly_varying = [number for number, out in pairs if uniform[number] and varies[out]]
             if not newly_varying:
-                return ins
-            for number in newly_varying:  # varying at the next call, where more may then vary
-                ins[number] = False
+                return uniform
+            for number in newly_varying:
+                uniform[number] = False
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, is a collective over the axis."""
@@ -62,15 +61,14 @@ class AxisAnalysis:
 
     def is_unified_by(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation, or one in its bodies, makes varying values uniform (psum)."""
-
-        def unifies(inner: JaxprEqn) -> bool:
-            if inner.params.get("axis_index_groups") is not None:  # each group has another result
-                return False
-            return self.name in interpreter.named_axes(inner) and record_of(inner).makes_alike
-
+        is_over_axis = lambda inner: self.name in interpreter.named_axes(inner)
+        # With axis_index_groups, each group of devices has another result.
+        has_groups = lambda inner: inner.params.get("axis_index_groups") is not None
+        unifies = lambda e: is_over_axis(e) and record_of(e).makes_alike and not has_groups(e)
         return interpreter.holds(eqn, unifies)
 
     def _same(self, uniform: Sequence[bool]) -> list[Same]:
+        """Return for each value the set of axes along which it is uniform: this one, or none."""
         return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]
 
 
@@ -104,15 +102,12 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-Specs: TypeAlias = dict[Var, P]  # of each value that is wanted sharded
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueFacts:
     """Facts about the values of one body."""
 
     uniform: Mapping[Var, bool]
-    specs: Specs  # how uniform values are wanted sharded, where that is known
+    specs: dict[Var, P]  # how uniform values are wanted sharded, where that is known
 
     def is_uniform(self, atom: Atom) -> bool:
         return isinstance(atom, Literal) or self.uniform[atom]
@@ -121,12 +116,12 @@ class ValueFacts:
         return None if isinstance(atom, Literal) else self.specs.get(atom)
 
 
-def wanted_specs(body: Jaxpr, results: Sequence[P | None], uniform: Mapping[Var, bool]) -> Specs:
+def infer_specs(body: Jaxpr, results: Sequence[P | None], uniform: dict[Var, bool]) -> dict[Var, P]:
     """Return specs for a body's uniform values from those of its results; None leaves one open.
 
     For `new_w = w - 0.1 * g` with new_w at `P("i")`, also w, `0.1 * g` and g get `P("i")`.
     """
-    specs: Specs = {}
+    specs: dict[Var, P] = {}
 
     def assign(atoms: Sequence[Any], atom_specs: Sequence[P | None]) -> None:
         """Set the specs of uniform variables that have none yet."""
@@ -145,16 +140,21 @@ def wanted_specs(body: Jaxpr, results: Sequence[P | None], uniform: Mapping[Var,
     return specs
 
 
-def wanted_in_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[list[P | None]]:
-    """Return for each body the specs of its results; of a scan, `P(None, "i")` becomes `P("i")`."""
-    if _compat.name_of(eqn) == "while":
-        return [[None], list(result_specs)]  # of its condition and its body
+def body_result_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[list[P | None]]:
+    """Return for each body of a call, loop or branch how its results should be sharded.
+
+    `result_specs` says so for the equation, with None for a result that is left open. A scan stacks
+    what its iterations return: for `P(None, "i")` of all, `[T, *s]`, one `[*s]` has `P("i")`.
+    """
+    name = _compat.name_of(eqn)
+    if name == "while":  # its bodies are the condition, of one scalar result, and the loop body
+        return [[None], list(result_specs)]
     specs = list(result_specs)
-    if _compat.name_of(eqn) == "scan":
-        first_y = interpreter.loop_counts(eqn).carries
-        for n, stacked in enumerate(specs[first_y:], start=first_y):
-            if stacked is not None:  # sharded over the iterations, it is open within one
-                specs[n] = P(*stacked[1:]) if tuple(stacked[:1]) == (None,) else None
+    if name == "scan":
+        first_stacked = interpreter.loop_counts(eqn).carries
+        for n, spec in enumerate(specs[first_stacked:], start=first_stacked):
+            if spec is not None:  # what is sharded along T is left open in an iteration
+                specs[n] = P(*spec[1:]) if tuple(spec[:1]) == (None,) else None
     return [list(specs) for _ in interpreter.bodies(eqn)]
 
 
@@ -172,25 +172,26 @@ def operand_specs(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | N
 def _operand_specs_by_bodies(eqn: JaxprEqn, result_specs: Sequence[P | None]) -> list[P | None]:
     """Return the spec that the bodies of a call, loop or branch want for each operand, or None.
 
-    If several bodies want one operand sharded, the first decides. A scan slices its xs: `P("i")` in
-    an iteration is `P(None, "i")` of the whole.
+    In each body, specs are propagated from its results back to its inputs, which are operands of
+    the equation. If several bodies want one operand sharded, the first decides.
     """
-    specs: list[P | None] = [None] * len(eqn.invars)
+    specs: list[P | None] = [None] * len(eqn.invars)  # of the operands
     is_scan = _compat.name_of(eqn) == "scan"
     first_x = interpreter.loop_counts(eqn).first_x if is_scan else len(eqn.invars)
     bodies = map(interpreter.open_jaxpr, interpreter.bodies(eqn))
-    results_of_bodies = wanted_in_bodies(eqn, result_specs)
-    operands_of_bodies = interpreter.operands_of_bodies(eqn)
+    results_of_bodies = body_result_specs(eqn, result_specs)
+    operands_of_bodies = interpreter.operands_of_bodies(eqn)  # the operand number of each input
     for body, results, operands in zip(bodies, results_of_bodies, operands_of_bodies, strict=True):
-        body_specs = wanted_specs(body, results, {})
-        for var, number in zip(body.invars, operands, strict=True):
+        body_specs = infer_specs(body, results, {})
+        for var, operand in zip(body.invars, operands, strict=True):
             spec = body_specs.get(var)
-            if specs[number] is None and spec is not None:
-                specs[number] = spec if number < first_x else P(None, *spec)
+            if specs[operand] is None and spec is not None:
+                # A scan slices its xs: `P("i")` in one iteration is `P(None, "i")` of the operand.
+                specs[operand] = P(None, *spec) if operand >= first_x else spec
     return specs
 
 
-def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
+def _result_spec(eqn: JaxprEqn, specs: dict[Var, P]) -> P | None:
     """Return the spec of a cast, transpose, squeeze or slice of a sharded value, else None."""
     sharded_operands = [var for var in variables(eqn.invars) if var in specs]
     shape = _shape(eqn.outvars[0])

@@ -1,10 +1,7 @@
-"""The mapped axis on a mesh: which mesh axes it is, and what XLA may shard over the model axes.
+"""The mapped axis on a mesh, where it may be several axes, and what runs over it in regions.
 
-In the step the mapped axis has one name. On the mesh it may be several axes, and a collective of
-the step goes over all of them. Where regions are manual over these axes only, XLA shards what is
-computed in them over the others, the model axes, as the state is. What it cannot shard runs in a
-`shard_map` of its own, whole on each device along the model axes. So does a loop or a branch in
-which devices may take different paths.
+In a region, a `shard_map` over the mapped axis, XLA shards values over the other axes of the mesh,
+the model axes, as the state is. What it cannot shard runs whole on each device along these axes.
 """
 
 import dataclasses
@@ -33,7 +30,7 @@ class Shard:
     spec: P  # of the whole value, also over model axes
 
     @property
-    def of_iteration(self) -> "Shard":
+    def of_one_iteration(self) -> "Shard":
         """The shard of one iteration of a scan: `P(None, "i")`, dim 1, becomes `P("i")`, dim 0."""
         return Shard(self.dim - 1, P(*self.spec[1:]))
 
@@ -91,53 +88,56 @@ class MeshAxes:
 
     def sum(self, value: Any, shard: Shard | None = None) -> Any:
         """Sum over the mapped axis; with `shard`, `(8, 4)` on 4 devices becomes `(2, 4)`."""
-        total, axes = self._widen(value), self.mapped
+        total, remaining_axes = self._avoid_bfloat16_on_cpu(value), self.mapped
         if shard is not None:
-            dim, over = shard.dim, names_of(shard.spec[shard.dim])
-            scatter = lambda x: lax.psum_scatter(x, over, scatter_dimension=dim, tiled=True)
-            total = self._send(scatter, total, shard.spec)
-            axes = tuple(axis for axis in axes if axis not in over)  # the replicas of HSDP
-        return (lax.psum(total, axes) if axes else total).astype(value.dtype)
+            dim, scatter_axes = shard.dim, names_of(shard.spec[shard.dim])
+            scatter = lambda x: lax.psum_scatter(x, scatter_axes, scatter_dimension=dim, tiled=True)
+            total = self._run_per_model_shard(scatter, total, shard.spec)
+            # In HSDP, a dimension is sharded over one of two mapped axes: sum over the other, too.
+            remaining_axes = tuple(axis for axis in self.mapped if axis not in scatter_axes)
+        total = lax.psum(total, remaining_axes) if remaining_axes else total
+        return total.astype(value.dtype)
 
     def gather(self, value: Any, shard: Shard) -> Any:
         """Return the whole value of a shard: `(2, 4)` on 4 devices becomes `(8, 4)`, for dim 0."""
         names = names_of(shard.spec[shard.dim])
         gather = lambda x: lax.all_gather(x, names, axis=shard.dim, tiled=True)
-        return self._send(gather, value, shard.spec)
+        return self._run_per_model_shard(gather, value, shard.spec)
 
-    def _send(self, collective: Callable[[Any], Any], value: Any, spec: P) -> Any:
+    def _run_per_model_shard(self, collective: Callable[[Any], Any], value: Any, spec: P) -> Any:
         """Run a collective in each shard of the model axes, over which XLA would gather first."""
         if not self.model:
             return collective(value)
         specs: Any = {"in_specs": self.drop_mapped(spec), "out_specs": self.drop_mapped(spec)}
         return jax.shard_map(collective, **specs, axis_names={*self.model}, check_vma=False)(value)
 
-    def _widen(self, value: Any) -> Any:
+    def _avoid_bfloat16_on_cpu(self, value: Any) -> Any:
         """Return the operand of a reduction, as float32 where XLA for CPU aborts at bfloat16."""
-        widens = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
-        return value.astype(jnp.float32) if widens else value
+        aborts = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
+        return value.astype(jnp.float32) if aborts else value
 
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        """Return the function that evaluates an equation in a region; None to bind it unchanged."""
-        record = record_of(eqn)
+        """Return what evaluates an equation on one device, or None: its primitive, unchanged."""
         if self.name in interpreter.named_axes(eqn):
-            return self._run_collective
-        # What XLA cannot shard over model axes; and where devices may take different paths, it
-        # must not: a device that left the loop would be missing in the collectives of its body.
+            return self._run_collective  # over the axes of the mesh
+        record = record_of(eqn)  # facts about its primitive
+        # If devices along a model axis took different paths, one that has left a loop would be
+        # missing in the collectives by which XLA shards the body.
         is_data_dependent = record.kind == "branch" or _compat.name_of(eqn) == "while"
-        if self.model and (record.unsplit or is_data_dependent):
+        if self.model and (record.unsplit or is_data_dependent):  # unsplit: XLA cannot shard it
             return self._run_whole
-        return interpreter.replay if record.tied else None
+        return interpreter.replay if record.tied else None  # tied: cannot be bound on a new mesh
 
     def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run a collective over the mesh axes that the mapped one is, as "replica" and "shard"."""
+        """Run `psum[axes=("i",)]` as `psum[axes=("replica", "shard")]`, if "i" is these axes."""
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
-        eqn = eqn.replace(params={**eqn.params, record.axes: self.mapped})
-        if record.over not in ("sum", "max", "min", "scatter"):
+        axes_parameter = record.axes  # "axes" of a psum, "axis_name" of an all_gather
+        eqn = eqn.replace(params={**eqn.params, axes_parameter: self.mapped})
+        if record.over not in ("sum", "max", "min", "scatter"):  # it moves values, as a gather does
             return rebind.bind_again(eqn, values)
-        outs = rebind.bind_again(eqn, [self._widen(value) for value in values])
+        outs = rebind.bind_again(eqn, [self._avoid_bfloat16_on_cpu(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
     def _run_whole(self, eqn: JaxprEqn, values: Values) -> Values:

@@ -65,7 +65,7 @@ class Setting:
     state: tuple[int, ...]  # positions
     mesh: Mesh | None  # of the user
     shardings: Shardings
-    reorders: bool  # whether sums may be scattered, and taken over shards
+    reorders_sums: bool  # whether sums may be scattered, and taken over shards
     regathers: bool  # whether regions gather what is sharded where they read it, each time
 
     @functools.cached_property
@@ -76,23 +76,21 @@ class Setting:
         mesh = _compat.auto_mesh(devices, names)
         return MeshAxes(self.options.axis_name, mesh, self.mapped)
 
-    def leaves_of(self, state: StateType, origins: Mapping[str, str]) -> list[StateLeaf]:
-        """Return the leaves of a state argument; `origins` has by path where some began to vary."""
+    def make_state_leaves(self, state: StateType, origins: Mapping[str, str]) -> list[StateLeaf]:
+        """Return the leaves of a state argument; those with a path in `origins` vary."""
         leaves, size = [], self.axes.size
         keys_and_types = jax.tree.leaves_with_path(state.tree)
         for path, (keys, leaf_type) in zip(state.paths, keys_and_types, strict=True):
             short_path = jax.tree_util.keystr(keys, simple=True, separator="/")  # "params/w"
-            wanted, origin = self._sharding_of(short_path, leaf_type), origins.get(path)
+            wanted = self._sharding_of(short_path, leaf_type)
+            origin = origins.get(path)  # the line where it began to vary, "train.py:12 (add)"
             sharding = wanted if origin is None else self.axes.sharding_of_varying(wanted.spec)
             leaf = StateLeaf(state.argument, path, leaf_type, wanted, sharding, size, origin)
             leaves.append(leaf)
         return leaves
 
     def _sharding_of(self, path: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        """Return how a leaf of a state is sharded if it is uniform; `path` is as in "params/w".
-
-        ArgumentError is raised if a rule gives a spec that does not fit.
-        """
+        """Return how a leaf of a state is sharded if it is uniform; `path` is as in "params/w"."""
         if callable(self.shardings):
             spec: Any = self.shardings(path, leaf)
         elif self.shardings == "fsdp":
@@ -111,11 +109,7 @@ class Setting:
 
 
 def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
-    """Shard the longest dimension that the devices divide; replicate small arrays.
-
-    >>> _fully_sharded((3, 256, 1024), 8, "i") == P(None, None, "i")
-    True
-    """
+    """Return the spec that shards the longest dimension that `size` divides; P() if it is small."""
     fitting = [dim for dim, length in enumerate(shape) if length and length % size == 0]
     if not fitting or math.prod(shape) < _SMALL:
         return P()
@@ -124,15 +118,15 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
 
 
 def place_leaf(value: Any, leaf: StateLeaf, axes: MeshAxes) -> Any:
-    """Place a state value, `[*s]` or stacked: as `[N, *s]` if the leaf varies, else as `[*s]`."""
-    is_stacked = jnp.shape(value) != leaf.type.shape
-    if is_stacked and leaf.uniform:  # all slices are equal
+    """Place `[*s]` or `[N, *s]` as one `[*s]` for all devices (`leaf.uniform`), or as `[N, *s]`."""
+    is_stacked = jnp.shape(value) != leaf.type.shape  # `[N, *s]`
+    if is_stacked and leaf.uniform:  # all slices are equal, and one is kept
         return _first_slice(put_slices(value, axes.by_device), leaf.sharding)
-    if is_stacked:
+    if is_stacked:  # each device gets its slice
         return put_slices(value, leaf.sharding)
     if not isinstance(value, jax.Array):  # on CPU, `device_put` would share its memory
         value = np.array(value, dtype=type_of(value).dtype)
-    put = put_copy if leaf.uniform else copy_to_devices  # both in memory of its own
+    put = put_copy if leaf.uniform else stack_copies  # both in memory of its own
     return put(value, leaf.sharding)
 
 
@@ -142,7 +136,7 @@ def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return shard(leaf, mesh, sharding.spec)
 
 
-def copy_to_devices(value: Any, sharding: NamedSharding) -> Any:
+def stack_copies(value: Any, sharding: NamedSharding) -> Any:
     """Return a copy for each device: `(4, 2)` becomes `(8, 4, 2)` on 8 devices."""
     is_host, is_traced = not isinstance(value, jax.Array), isinstance(value, Tracer)
     # jit takes a traced value as it is, and an array that is on the devices of the mesh.
@@ -173,7 +167,7 @@ def are_equal(stacked: jax.Array) -> jax.Array:
 
 
 def place_batch(batch: Any, axes: MeshAxes) -> Any:
-    """Place `[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
+    """Place `[L, b, ...]`, or rows `[L * b, ...]`, of L devices of a process as `[N, b, ...]`."""
     devices = axes.local_size
 
     def place(path: Any, leaf: Any) -> Any:
@@ -183,7 +177,7 @@ def place_batch(batch: Any, axes: MeshAxes) -> Any:
                 f"{name} of shape {shape} cannot be split into rows for {devices} devices. Give a "
                 f"multiple of {devices} rows; what all devices share goes to the call itself."
             )
-        if shape[0] != devices:
+        if shape[0] != devices:  # `[L * b, ...]`
             rows = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
             leaf = rows.reshape((devices, shape[0] // devices, *shape[1:]))
         return put_slices(leaf, axes.by_device)

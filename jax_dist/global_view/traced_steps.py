@@ -26,24 +26,20 @@ Varying: TypeAlias = Mapping[str, str]  # where leaves of the state begin to var
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TracedStep:
-    """The jaxpr of a step on one slice, and what is known of its state.
-
-    The inputs of the jaxpr are the captured arrays that are lifted, then a slice `[*s]` of each
-    argument leaf.
-    """
+    """The jaxpr of a step on one slice of each argument leaf, and what is known of its state."""
 
     call: MappedCall  # of types, its state `[N, *s]` as under pmap
     analysis: AxisAnalysis  # of the values in the jaxpr
-    lifted: Lifted
+    lifted: Lifted  # the jaxpr; captured arrays are its first inputs, then the slices
     out_tree: Any
     out_axes: tuple[Axis, ...]
-    ins: list[bool]  # whether each input of the jaxpr is uniform
-    in_leaves: list[StateLeaf | None]  # for each argument leaf, that of the state, if it is one
-    out_leaves: list[StateLeaf | None]  # for each result leaf, that of the state which it replaces
+    uniform_inputs: list[bool]  # whether each input of the jaxpr is the same on all devices
+    state_of_arguments: list[StateLeaf | None]  # for each argument leaf: the state leaf that it is
+    state_of_results: list[StateLeaf | None]  # for each result leaf: the one that it replaces
 
     @property
     def state_leaves(self) -> tuple[StateLeaf, ...]:
-        return tuple(leaf for leaf in self.in_leaves if leaf is not None)
+        return tuple(leaf for leaf in self.state_of_arguments if leaf is not None)
 
 
 def trace_step(
@@ -51,30 +47,35 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step for one slice, and find out which leaves of its state differ between devices.
 
-    `call` has types, of the state `[N, *s]`; `varying` has the leaves that are known to differ.
+    `call` has the types of the arguments, `[N, *s]` also of the state. `varying` has the paths of
+    leaves that are known to differ, each with the line where it begins to.
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
-    state_leaf_of = _pair_results(call, state, lifted.jaxpr, out_tree)  # by number of the result
-    paths, state_numbers = call.paths(), {*state_leaf_of.values()}
-    ins = [True] * len(lifted.captures)  # a captured array is one object for all devices
-    for number, axis in enumerate(call.axes):
-        # A leaf of the state is taken to be uniform until the step is seen to make it vary.
-        is_uniform_state = number in state_numbers and paths[number] not in varying
-        ins.append(axis is None or is_uniform_state)
-    pairs = [(len(lifted.captures) + leaf, result) for result, leaf in state_leaf_of.items()]
+    # {1: 0} of `w, x -> loss, w`: result 1 is the new value of argument leaf 0, which is state.
+    replaced_leaves = _pair_results(call, state, lifted.jaxpr, out_tree)
+    paths, state_indices = call.paths(), {*replaced_leaves.values()}
+    # The inputs of the jaxpr are the captured arrays, each the same on all devices ("uniform"), and
+    # the argument leaves. One of the state is taken to be uniform until the step makes it vary.
+    captured_count = len(lifted.captures)
+    is_uniform = [True] * captured_count
+    for index, axis in enumerate(call.axes):
+        is_uniform_state = index in state_indices and paths[index] not in varying
+        is_uniform.append(axis is None or is_uniform_state)
+    pairs = [(captured_count + leaf, result) for result, leaf in replaced_leaves.items()]
     analysis = AxisAnalysis(setting.options.axis_name)
-    ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
+    is_uniform = analysis.settle_state(lifted.jaxpr, is_uniform, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
-    uniform_values = analysis.uniform_values(body, ins)
-    origins = [find_origin(body, uniform_values, out) for out in body.outvars]  # None: uniform
-    others = {n: origin for n, origin in enumerate(origins) if origin and n not in state_leaf_of}
+    facts = analysis.uniform_values(body, is_uniform)  # for each variable whether it is uniform
+    # For each result that differs between devices: the line where it begins to.
+    origins = {n: x for n, out in enumerate(body.outvars) if (x := find_origin(body, facts, out))}
+    others = {n: origin for n, origin in origins.items() if n not in replaced_leaves}
     _check_results(call.fun_name, out_tree, out_axes, others)
-    now_varying = {paths[leaf]: x for out, leaf in state_leaf_of.items() if (x := origins[out])}
+    now_varying = {paths[leaf]: origins[n] for n, leaf in replaced_leaves.items() if n in origins}
     leaves = _leaves_of_state(setting, call, state, {**now_varying, **varying})
-    in_leaves = [leaves.get(number) for number in range(len(call.leaves))]
-    out_leaves = [leaves.get(state_leaf_of.get(n, -1)) for n in range(len(out_axes))]
-    return TracedStep(call, analysis, lifted, out_tree, out_axes, ins, in_leaves, out_leaves)
+    arguments = [leaves.get(index) for index in range(len(call.leaves))]
+    results = [leaves.get(replaced_leaves.get(n, -1)) for n in range(len(out_axes))]
+    return TracedStep(call, analysis, lifted, out_tree, out_axes, is_uniform, arguments, results)
 
 
 def _trace(setting: Setting, call: MappedCall) -> tuple[Lifted, Any, tuple[Axis, ...]]:
@@ -126,7 +127,7 @@ def _pair_results(
             results, structure = jax.tree.flatten(candidate)
             types = [jaxpr.out_avals[n] for n in results]
             if kind.fits(structure, types) and pairs.keys().isdisjoint(results):
-                pairs.update(zip(results, leaf_numbers(call, kind.argument), strict=True))
+                pairs.update(zip(results, leaf_indices(call, kind.argument), strict=True))
                 break
         else:
             name = axes.argument_name(call.fun, kind.argument)
@@ -155,16 +156,17 @@ def _check_results(
 def _leaves_of_state(
     setting: Setting, call: MappedCall, state: Sequence[StateType], origins: Varying
 ) -> dict[int, StateLeaf]:
-    """Return the leaves of the state, by number among all leaves of the call.
+    """Return the leaves of the state, by index among all leaves of the call.
 
-    One that varies (see `origins`) cannot be sharded: an error, or a warning if others can.
+    One whose path is in `origins` differs between devices, so it cannot be sharded over them. If it
+    should be, raise ArgumentError; or warn, if other leaves are sharded as asked for.
     """
     leaves: dict[int, StateLeaf] = {}
-    for kind in state:
-        numbers = leaf_numbers(call, kind.argument)
-        leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
-    is_to_shard = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
-    unshardable = [leaf for leaf in leaves.values() if not leaf.uniform and is_to_shard(leaf)]
+    for state_type in state:
+        indices = leaf_indices(call, state_type.argument)
+        leaves.update(zip(indices, setting.make_state_leaves(state_type, origins), strict=True))
+    should_be_sharded = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
+    unshardable = [leaf for leaf in leaves.values() if leaf.origin and should_be_sharded(leaf)]
     if not unshardable:
         return leaves
     lines = "; ".join(
@@ -185,6 +187,6 @@ def _leaves_of_state(
     return leaves
 
 
-def leaf_numbers(call: MappedCall, argument: int) -> list[int]:
+def leaf_indices(call: MappedCall, argument: int) -> list[int]:
     """Return the numbers of the leaves of an argument among those of the call."""
     return [number for number, owner in enumerate(call.owners) if owner == argument]

@@ -42,10 +42,9 @@ def global_view(
 ) -> "GlobalView[_P, _R]":
     """Run a step that was written for pmap on global arrays, with a sharded state.
 
-    The function is not edited. Values that are the same on all devices are computed on global
-    arrays, what varies in `shard_map`; so shardings alone say where the state is. Which leaves vary
-    is found in the traced step: such a leaf, as unsynchronized statistics, keeps one value for each
-    device, as under pmap.
+    Values that are the same on all devices are computed on global arrays, what varies in
+    `shard_map`; so shardings alone say where the state is. A leaf of the state that the step makes
+    vary, as unsynchronized statistics, keeps one value for each device, as under pmap.
 
     Args:
       fun: the step of one device, with its collectives.
@@ -79,9 +78,8 @@ def global_view(
       ArgumentTypeError: `gradients` or `shardings` is none of its choices.
       DeviceCountError: the mesh has no such axes.
       NotImplementedError: when called, the step maps inside, or shards over the mapped axis itself.
-      ArgumentError: when called, a leaf that varies was to be sharded; the message has its path,
-        and the line where it began to vary. Or there are captured arrays, and `captures` is
-        "error".
+      ArgumentError: when called, a leaf that varies was to be sharded (the message has the line
+        where it began to), or there are captured arrays, and `captures` is "error".
 
     >>> import jax, jax.numpy as jnp
     >>> def step(w, x):
@@ -130,7 +128,7 @@ class GlobalView(Generic[_P, _R]):
 
     def __init__(self, fun: Callable[_P, _R], setting: Setting):
         self._fun, self._setting = fun, setting
-        self._signatures = ViewPrograms(fun, setting)
+        self._programs = ViewPrograms(fun, setting)
         self._watch = Watch(setting.options.fun_name)
         functools.update_wrapper(self, fun, updated=())
 
@@ -149,14 +147,16 @@ class GlobalView(Generic[_P, _R]):
           ArgumentError: the state is sharded otherwise, or is stacked over devices.
         """
         call = self._bind(args, kwargs)
-        is_traced = any_tracer(call.leaves)
+        is_traced = any_tracer(call.leaves)  # the call is part of a jit or another transformation
         if not is_traced:
             self._check_runs("a call")
-        program = self._signatures.program_for(call)
+        program = self._programs.program_for(call)
+        # Captured arrays become inputs ("lifted"). In an outer trace they are constants all the
+        # same, unless the outer program lifts them.
         if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(program.traced.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
-            return program.call(program.place(call))
+            return program.run(call)
 
     def __repr__(self) -> str:
         where = definition(self._fun)
@@ -167,10 +167,10 @@ class GlobalView(Generic[_P, _R]):
         """Place a state on the devices as the step keeps it.
 
         Args:
-          state: arrays `[*s]`, or, with `stacked`, `[N, *s]` as pmap has them. With several state
-            arguments, a tuple of them. With several processes, each gives the same, or its slices.
-          *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
-            else the first call makes one for each device of these.
+          state: arrays as on one device, `[*s]`, or, with `stacked`, `[N, *s]` as pmap has them.
+            Several arguments are a tuple. Several processes give the same, or their slices.
+          *rest: the other arguments of a call, or their types. Then a leaf that the step makes
+            differ between devices is placed as `[N, *s]`, else as `[*s]` until the first call.
           stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
             the start of one; by default only what an earlier call keeps so. A leaf whose slices
             differ in a bit varies.
@@ -183,22 +183,22 @@ class GlobalView(Generic[_P, _R]):
             as it is said to be.
         """
         self._check_runs("place")
-        numbers = self._setting.state
+        numbers = self._setting.state  # the positions of the arguments that are state
         parts = tuple(state) if len(numbers) > 1 else (state,)
-        is_of_each = len(parts) > 1 and isinstance(stacked, tuple)
-        flags = stacked if is_of_each else (stacked,) * len(parts)
+        is_flag_each = len(parts) > 1 and isinstance(stacked, tuple)
+        flags = stacked if is_flag_each else (stacked,) * len(parts)
         if not len(numbers) == len(parts) == len(flags):
             raise ArgumentError(
                 f"place takes a state of {len(numbers)} arguments, not {len(parts)}."
             )
         with self._context(traced=False):
-            kinds = list(map(self._signatures.take_state, numbers, parts, flags))
-            if rest:
+            types = list(map(self._programs.register_state, numbers, parts, flags))
+            if rest:  # trace the step for these arguments, to know which leaves vary
                 args = list(rest)
-                for kind in kinds:  # in the order of their positions
-                    args.insert(kind.argument, kind.tree)
-                self._signatures.program_for(self._bind(tuple(args), {}))
-            placed = list(map(self._signatures.place_state, kinds, parts))
+                for state_type in types:  # in the order of their positions
+                    args.insert(state_type.argument, state_type.tree)
+                self._programs.program_for(self._bind(tuple(args), {}))
+            placed = list(map(self._programs.place_state, types, parts))
         return tuple(placed) if len(placed) > 1 else placed[0]
 
     def place_batch(self, batch: Any) -> Any:
@@ -225,18 +225,18 @@ class GlobalView(Generic[_P, _R]):
     @property
     def types(self) -> Any:
         """The types of the state with shardings, as a checkpoint is read into."""
-        return self._signatures.types()
+        return self._programs.types()
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the step for arguments, or their types, as `jax.jit(...).lower` does."""
         call = self._bind(args, kwargs)
-        program = self._signatures.program_for(call)
+        program = self._programs.program_for(call)
         with self._context(traced=any_tracer(call.leaves)):
             return program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
         """Return the facts about each leaf of the state, and how the step runs."""
-        return self._signatures.known_program("report").report
+        return self._programs.known_program("report").report
 
     def _bind(self, args: tuple, kwargs: dict) -> MappedCall:
         call = MappedCall.bind(self._setting.options, self._fun, args, kwargs)

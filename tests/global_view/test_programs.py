@@ -181,7 +181,7 @@ def test_a_loop_compiles_once_and_gives_up_its_memory():
         before = state
         state, _ = view(state, X, Y)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
-    assert view._signatures.last.jitted._cache_size() == 1
+    assert view._programs.last.jitted._cache_size() == 1
     memory = view.lower(state, X, Y).compile().memory_analysis()
     assert memory.alias_size_in_bytes == view.report().bytes_per_device
     assert view.report().bytes_per_device < 0.15 * view.report().bytes_under_pmap

@@ -55,7 +55,7 @@ def test_a_state_placed_alone_is_completed_by_the_first_call():
     assert (w.path, w.uniform, state["w"].shape) == ("state['w']", True, (64, 64))
     assert _line(unsynchronized, "return") not in str(mean.origin)
     assert _line(unsynchronized, "never averaged") in str(mean.origin)
-    assert view._signatures.last.jitted._cache_size() == 1
+    assert view._programs.last.jitted._cache_size() == 1
     assert view.shardings["w"].spec == P("i")
     assert view.types["mean"].shape == (8, 64)
 
