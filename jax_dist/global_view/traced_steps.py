@@ -1,6 +1,7 @@
 """Trace of a step for one slice, and the leaves of its state that vary."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -118,14 +119,16 @@ def _pair_results(
     call: MappedCall, state: Sequence[StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
     """Return by result number the state leaf that it replaces: `{1: 0}` of `w, x -> loss, w`."""
-    numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
     # The new state is all results, or an element of them: the first that has its types.
-    candidates = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
+    node_type, _ = out_tree.node_data() or (None, None)
+    elements = out_tree.children() if node_type and issubclass(node_type, tuple | list) else []
+    starts = itertools.accumulate((element.num_leaves for element in elements), initial=0)
+    candidates = [(out_tree, 0), *zip(elements, starts, strict=False)]
     pairs: dict[int, int] = {}
     for kind in state:
-        for candidate in candidates:
-            results, structure = jax.tree.flatten(candidate)
-            types = [jaxpr.out_avals[n] for n in results]
+        for structure, start in candidates:
+            results = range(start, start + structure.num_leaves)
+            types = jaxpr.out_avals[start : results.stop]
             if kind.fits(structure, types) and pairs.keys().isdisjoint(results):
                 pairs.update(zip(results, leaf_indices(call, kind.argument), strict=True))
                 break

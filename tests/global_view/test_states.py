@@ -1,5 +1,6 @@
 """State of a view: leaves that vary, what place takes, and its errors."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -73,6 +74,28 @@ def test_two_states_of_other_structures_take_turns():
     total = sum([_X.mean((1, 2))] * 3)
     np.testing.assert_allclose(small["own"], total, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(small["own"], large["own"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Counter:
+    """A class that makes arrays of numbers, as brax's counters do."""
+
+    count: jax.Array
+
+    def __post_init__(self):
+        if isinstance(self.count, int):
+            self.count = jnp.uint32(self.count)
+
+
+def test_a_state_may_have_classes_that_make_arrays_of_numbers():
+    step = lambda counter, x: (_Counter(counter.count + 1), x.sum())
+    view = global_view(step, "i", shardings="fsdp")
+    state = view.place(_Counter(3))
+    for _ in range(2):
+        state, _ = view(state, _X)
+
+    assert state.count == 5
 
 
 def test_what_varies_makes_others_vary_in_the_next_round():
