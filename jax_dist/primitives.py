@@ -15,14 +15,14 @@ Kind: TypeAlias = Literal[
     "call",  # of one body, which takes the operands and gives the results
     "branch",  # takes one of its bodies, by its first operand
     "loop",
-    "region",  # a body on each device of a mesh
+    "shard_map",
     "collective",
     "callback",  # to Python, which may give each device something else
     "opaque",  # what it computes depends on something else than its operands and parameters
 ]
-_Call: TypeAlias = Literal["inline", "checkpoint", "ruled"]
+_Call: TypeAlias = Literal["inline", "checkpoint", "custom_rule"]
 # fmt: off
-_Over: TypeAlias = Literal[
+_Collective: TypeAlias = Literal[
     "sum", "max", "min", "gather", "broadcast", "scatter", "exchange", "permute", "index", "unknown"
 ]
 # fmt: on
@@ -46,15 +46,15 @@ class Primitive:
     ordered: bool = False  # looks at several elements along a dimension, or at some by number
     tied: bool = False  # cannot be bound again under another mesh than that of its trace
     unsplit: bool = False  # XLA cannot split it over devices, or makes something else of it
-    # Of a call: one that means nothing by being one; a checkpoint; one with its own derivative.
+    # Of a call: one that its body may replace; a checkpoint; one with a derivative of its own.
     call: _Call | None = None
-    over: _Over | None = None  # of a collective: what it does over devices
-    axes: str = ""  # of a collective: the parameter that names the mesh axes
+    collective: _Collective | None = None  # of a collective: what it does over devices
+    axes_param: str = ""  # of a collective: the parameter that names the mesh axes
 
     @property
-    def makes_alike(self) -> bool:
+    def makes_replicated(self) -> bool:
         """True if all devices along its axes get the same, if it goes over no groups of them."""
-        return self.over in ("sum", "max", "min", "gather", "broadcast")
+        return self.collective in ("sum", "max", "min", "gather", "broadcast")
 
 
 def record(name: str) -> Primitive:
@@ -66,13 +66,14 @@ def record(name: str) -> Primitive:
     return RECORDS.get(name) or Primitive(name=name, kind="opaque")
 
 
-def functions_of(*over: _Over) -> tuple[str, ...]:
+def functions_of(*collectives: _Collective) -> tuple[str, ...]:
     """Return the collectives of `jax.lax` that do one of these things over devices.
 
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    names = (name for name, bound in LAX_COLLECTIVES.items() if RECORDS[bound].over in over)
+    pairs = LAX_COLLECTIVES.items()
+    names = [name for name, primitive in pairs if RECORDS[primitive].collective in collectives]
     return tuple(f"jax.lax.{name}" for name in names)
 
 
@@ -134,10 +135,10 @@ plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
 # calls, branches, loops
 call inline: jit call closed_call
 call checkpoint: remat2
-call ruled: custom_jvp_call custom_vjp_call
+call custom_rule: custom_jvp_call custom_vjp_call
 branch: cond
 loop: scan while
-region: shard_map
+shard_map: shard_map
 
 # collectives, with the parameter that names their axes
 collective sum axes: psum psum_invariant
@@ -162,21 +163,24 @@ opaque: call_hi_primitive stage # the first one, unless it can be expanded
 """
 
 
-def _records() -> Iterator[Primitive]:
-    """Yield the records of `TABLE`, whose lines are "kind fact fact: names # comment"."""
+def _parse_table() -> Iterator[Primitive]:
+    """Yield the records of `TABLE`, whose lines are "kind fact fact: names # comment".
+
+    "plain exact: copy" gives `Primitive(name="copy", kind="plain", exact=True)`; the facts of calls
+    and collectives are values of fields: "call inline: jit" gives `call="inline"`.
+    """
     for line in TABLE.splitlines():
-        words, _, names = line.partition("#")[0].partition(":")
-        kind, *others = words.split() or [""]
-        facts: dict[str, Any] = {}
-        for word in others:
-            if word in ("axes", "axis_name"):
-                facts["axes"] = word
-            elif kind in ("call", "collective") and not facts:
-                facts["call" if kind == "call" else "over"] = word
-            else:
-                facts[word] = True
+        description, _, names = line.partition("#")[0].partition(":")
+        kind, *facts = description.split() or [""]  # a line without names gives no record
+        fields: dict[str, Any] = {"kind": kind}
+        if kind == "call":
+            (fields["call"],) = facts
+        elif kind == "collective":
+            fields["collective"], fields["axes_param"] = facts
+        else:
+            fields |= dict.fromkeys(facts, True)
         for name in names.split():
-            yield Primitive(name=name, kind=kind, **facts)  # pyright: ignore[reportArgumentType]
+            yield Primitive(name=name, **fields)
 
 
-RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _records()}
+RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _parse_table()}

@@ -237,7 +237,7 @@ class Builder:
     def __init__(self, source: Any) -> None:
         self.source = source
         self.eqns: list[JaxprEqn] = []
-        # What variables of the others became here, if another atom; or a `Deferred` of gathers.
+        # What variables of the others became here, if another atom; or a `DeferredGather`.
         self.env: dict[Any, Any] = {}
         self.is_changed = False  # whether the result differs from `source`
 

@@ -55,7 +55,7 @@ def bind_again(
         call = lambda *args: evaluate_body(inner, args)
         call.__name__ = call.__qualname__ = eqn.params.get("name", name)
         return jax.jit(call)(*values)
-    if record.call == "ruled":
+    if record.call == "custom_rule":
         return _call_without_rule(eqn, values, evaluate_body)
     if name == "shard_map":
         return _call_shard_map(eqn, values, evaluate_body)

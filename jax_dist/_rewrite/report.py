@@ -183,14 +183,14 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     """
     findings = []
     for shard_map in interpreter.equations(jaxpr):
-        if record_of(shard_map).kind != "region" or not shard_map.params["check_vma"]:
+        if record_of(shard_map).kind != "shard_map" or not shard_map.params["check_vma"]:
             continue
         line = interpreter.source_line(shard_map)
         backward = list(_backward_equations(shard_map.params["jaxpr"], line))
         if any(_is_transposed_psum(eqn) for eqn, _ in backward):
             continue
         for eqn, line in backward:
-            if record_of(eqn).over == "sum":
+            if record_of(eqn).collective == "sum":
                 axes = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
                 what = f"the gradient by a replicated value is summed over {axes}"
                 code = _codes.GRADIENT_OF_REPLICATED

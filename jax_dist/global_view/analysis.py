@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes import interpreter
 from jax_dist._passes.interpreter import Atom, record_of
-from jax_dist._passes.uniformity import NOWHERE, Invariance, Same
+from jax_dist._passes.uniformity import NO_AXES, Axes, ReplicationAnalysis
 
 
 class AxisAnalysis:
@@ -26,17 +26,17 @@ class AxisAnalysis:
 
     def __init__(self, name: Any):
         self.name = name
-        self._scope: Same = frozenset({name})
-        self._invariance = Invariance()
+        self._scope: Axes = frozenset({name})
+        self._replication = ReplicationAnalysis()
 
     def uniform_values(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
         """Return for every variable of a body whether it is uniform; `ins` says so of inputs."""
-        facts = self._invariance.facts(body, self._same(ins), self._scope)
+        facts = self._replication.analyze_values(body, self._same(ins), self._scope)
         return {var: self.name in same for var, same in facts.items()}
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Return for each body of a loop or branch whether each input is always uniform."""
-        inputs = self._invariance.body_inputs(eqn, self._same(ins), self._scope)
+        inputs = self._replication.analyze_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
     def settle_state(
@@ -49,7 +49,7 @@ class AxisAnalysis:
         """
         ins = list(ins)
         while True:
-            uniform_axes = self._invariance.outputs(body, self._same(ins), self._scope)
+            uniform_axes = self._replication.analyze_results(body, self._same(ins), self._scope)
             newly_varying = [n for n, out in pairs if ins[n] and self.name not in uniform_axes[out]]
             if not newly_varying:
                 return ins
@@ -66,12 +66,12 @@ class AxisAnalysis:
         def unifies(inner: JaxprEqn) -> bool:
             if inner.params.get("axis_index_groups") is not None:  # each group has another result
                 return False
-            return self.name in interpreter.named_axes(inner) and record_of(inner).makes_alike
+            return self.name in interpreter.named_axes(inner) and record_of(inner).makes_replicated
 
         return interpreter.holds(eqn, unifies)
 
-    def _same(self, uniform: Sequence[bool]) -> list[Same]:
-        return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]
+    def _same(self, uniform: Sequence[bool]) -> list[Axes]:
+        return [self._scope if is_uniform else NO_AXES for is_uniform in uniform]
 
 
 def find_origin(body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> str | None:

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes import interpreter, rebind
 from jax_dist._passes.interpreter import Handler, Values, names_of, record_of
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class MeshAxes:
     def sharding_of_varying(self, wanted: P) -> NamedSharding:
         """Return the sharding of `[N, *s]`, where `[*s]` would have the spec `wanted`."""
         # P("model") becomes P("i", "model"); P("i") stays, since no axis shards two dimensions.
-        is_free = cut_along(wanted).isdisjoint(self.mapped)
+        is_free = find_sharded_axes(wanted).isdisjoint(self.mapped)
         return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
 
     def drop_mapped(self, spec: P) -> P:
@@ -134,8 +134,8 @@ class MeshAxes:
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
-        eqn = eqn.replace(params={**eqn.params, record.axes: self.mapped})
-        if record.over not in ("sum", "max", "min", "scatter"):
+        eqn = eqn.replace(params={**eqn.params, record.axes_param: self.mapped})
+        if record.collective not in ("sum", "max", "min", "scatter"):
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._widen(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]

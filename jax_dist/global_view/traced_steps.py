@@ -11,7 +11,7 @@ from jax_dist import _compat
 from jax_dist._calls import warn_user
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.call import MappedCall
@@ -163,7 +163,7 @@ def _leaves_of_state(
     for kind in state:
         numbers = leaf_numbers(call, kind.argument)
         leaves.update(zip(numbers, setting.leaves_of(kind, origins), strict=True))
-    is_to_shard = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
+    is_to_shard = lambda leaf: not find_sharded_axes(leaf.wanted.spec).isdisjoint(setting.mapped)
     unshardable = [leaf for leaf in leaves.values() if not leaf.uniform and is_to_shard(leaf)]
     if not unshardable:
         return leaves
