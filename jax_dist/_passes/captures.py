@@ -45,8 +45,8 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 # methods belong to, and all functions that it reaches in these. A name starts again at each
 # function, because the user sees it there.
 
-_FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
-_DEPTH = 2  # of objects in objects; containers do not count
+_MAX_FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
+_MAX_DEPTH = 2  # of objects in objects; containers do not count
 
 
 def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tuple[str, str]]:
@@ -61,23 +61,24 @@ def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tu
     names: dict[Identity, tuple[str, str]] = {}
     queue = [fun]  # breadth-first: callables are appended while the loop runs
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
-    for holder in queue:
-        for variable_name, variable in _variables(holder):
-            for name, leaf in _leaves(variable, variable_name, _DEPTH):
-                if callable(leaf) and id(leaf) not in seen and len(seen) < _FUNCTIONS:
+    for function in queue:
+        for variable_name, variable in _reachable_variables(function):
+            for name, leaf in _reachable_leaves(variable, variable_name, _MAX_DEPTH):
+                if callable(leaf) and id(leaf) not in seen and len(seen) < _MAX_FUNCTIONS:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
                 if not name or not isinstance(leaf, jax.Array | np.ndarray):
                     continue  # the user has no name for it, or it is no array
                 identity = array_identity(leaf)
                 if identity in arrays:
-                    names.setdefault(identity, (name, definition(holder)))
+                    line = definition(function)  # "train.py:10"
+                    names.setdefault(identity, (name, line))
         if len(names) == len(arrays):
             break
     return names
 
 
-def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
+def _reachable_variables(fun: Any) -> Iterator[tuple[str, Any]]:
     """Yield the variables that a callable can reach, as (name, value).
 
     The name is "" for a callable that is only passed through, such as `__wrapped__`: the search
@@ -112,7 +113,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
-def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _reachable_leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
@@ -125,7 +126,9 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
             continue
         attributes = getattr(leaf, "__dict__", {})
         for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
-            yield from _leaves(attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1)
+            yield from _reachable_leaves(
+                attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1
+            )
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -143,25 +146,26 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
 # --- lifting
 
 
-_lifts = contextvars.ContextVar("lifts", default=False)
+_is_lifting = contextvars.ContextVar("lifts", default=False)
 
 
 @contextlib.contextmanager
 def tracing(captures: Captures) -> Iterator[None]:
-    """Record, while tracing inside, whether this program lifts what it captures.
+    """Record for `is_lifted_outside`, while a program is traced inside, whether it lifts captures.
 
-    A pmap or rewrite that is traced inside then need not warn: see `is_lifted_outside`.
+    To lift them is to make the arrays that the function captures inputs of the program. That covers
+    what a pmap or rewrite captures that is traced as a part of it, so that one need not warn.
     """
-    token = _lifts.set(captures == "lift")
+    token = _is_lifting.set(captures == "lift")
     try:
         yield
     finally:
-        _lifts.reset(token)
+        _is_lifting.reset(token)
 
 
 def is_lifted_outside() -> bool:
     """Return whether what is traced now is part of a program that lifts what it captures."""
-    return _lifts.get()
+    return _is_lifting.get()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -112,17 +112,22 @@ def layouts_of(
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    """Lower a program with each call in a scope, "jax_dist_site_3"; `numbers` has 3 by its `id`."""
+    """Lower a program so that its calls of custom_partitioning can be found again in the module.
+
+    `numbers` has a number for the `id` of each call. Call 3 is lowered in the named scope
+    "jax_dist_site_3", which is part of its location in the module.
+    """
 
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
-        # The barrier is an operation in the module that carries the shardings of the operands.
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
+            # Shardings are attributes of operations: the barrier has those of the operands.
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
 
-    marked = interpreter.replace_equations(jaxpr, dict.fromkeys(numbers, bind_in_scope))
+    handlers = dict.fromkeys(numbers, bind_in_scope)  # by the `id` of a call
+    marked = interpreter.replace_equations(jaxpr, handlers)
 
     def program(anchor: jax.Array, *args: jax.Array) -> Values:
-        del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
+        del anchor  # on the whole mesh, for which JAX then lowers, even if nothing else is on it
         return interpreter.evaluate(marked, args)
 
     types = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]  # of the anchor

@@ -115,20 +115,27 @@ def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
 
 
 def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Values) -> Values:
-    """Emit a pmap over an axis of the mesh, in the place of its equation; return its results.
+    """Emit the shard_map of a pmap on the caller's mesh, in place of the one on its own mesh.
 
-    A pmap over "i", moved to "data" of the mesh ("data", "model"), becomes a shard_map on a mesh
-    ("i", "other_model") of the same devices; its operands and results are sharded over "data".
+    Its collectives name the axis "i" of the pmap. To move it to "data" of the mesh ("data",
+    "model"), it becomes a shard_map over "i" of a mesh ("i", "other_model") of the same devices,
+    whose operands and results are sharded over "data" of the caller's mesh.
+
+    Args:
+      mesh, axis: where the pmap goes.
+      site: the pmap.
+      eqn, values: the shard_map to replace, and its operands.
     """
     names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
     pmap_mesh = _compat.auto_mesh(mesh.devices, names)
-    # With equal names and sizes, the types in the body hold as they are; else it is traced again.
-    keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
-    evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
+    # The types of values in the body name the mesh that it was traced for: "i", of size 4, in this
+    # order. If the new one has other axes, the body is traced again.
+    has_same_axes = dict(pmap_mesh.shape) == dict(site.mesh.shape)
+    evaluate = interpreter.evaluate if has_same_axes else rebind.evaluate
     body, in_specs, out_specs = (eqn.params[key] for key in ("jaxpr", "in_specs", "out_specs"))
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
-        """Shard values on the caller's mesh, where the axis of the pmap has another name."""
+        """Shard values over `axis` of the caller's mesh where their spec names that of the pmap."""
         renamed = [P(*[axis if part == site.axis else part for part in spec]) for spec in specs]
         pairs = zip(values, renamed, strict=True)
         return [lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) for x, spec in pairs]
@@ -164,17 +171,18 @@ def put_on(mesh: Mesh, tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
-    """Have each `jax.pmap` that is traced inside map over all processes; add a finding for it.
+def widen_pmaps_to_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
+    """Let each `jax.pmap` that is traced inside map over the devices of all processes.
 
-    It runs on the devices of `mesh` if that has one axis, and if the pmap names no devices.
+    A pmap that names no devices runs on those of `mesh`, if that has only one axis. For each one, a
+    finding is added to `findings`: what a report says of it.
     """
     if jax.process_count() == 1:
         yield
         return
 
     def emit(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
-        """Emit an intercepted pmap as ours, which takes and gives the slices of this process."""
+        """Trace our pmap in place of `jax.pmap`; it takes and returns slices of this process."""
         devices = pmap.devices
         if devices is None and mesh is not None and len(mesh.axis_names) == 1:
             devices = tuple(mesh.devices.flat)
@@ -191,6 +199,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
             captures="allow",
             gathers="keep",
         )
+        # Captures and gathers are left to the passes of the whole program.
         call = MappedCall.bind(options, pmap.fun, args, kwargs)
         layout = options.lay_out(call.size, whole=False)
         output, _ = traced_body.emit(options, call, layout, as_view=True)

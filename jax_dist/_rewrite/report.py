@@ -177,35 +177,42 @@ _WHY_SUMMED = (
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices.
+    """Return a finding for each gradient that JAX sums over the devices of a shard_map.
 
-    A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
+    There is none where the loss is reduced over devices in the shard_map: such a gradient is to be
+    summed, and the psum of the loss shows in the backward pass as a `pvary`.
     """
     findings = []
-    for shard_map in interpreter.equations(jaxpr):
-        if record_of(shard_map).kind != "shard_map" or not shard_map.params["check_vma"]:
+    for eqn in interpreter.equations(jaxpr):
+        # With check_vma=False, JAX does not know which values are replicated, and sums nothing.
+        if _compat.name_of(eqn) != "shard_map" or not eqn.params["check_vma"]:
             continue
-        line = interpreter.source_line(shard_map)
-        backward = list(_backward_equations(shard_map.params["jaxpr"], line))
-        if any(_is_transposed_psum(eqn) for eqn, _ in backward):
+        line = interpreter.source_line(eqn)
+        backward = list(_find_backward_equations(eqn.params["jaxpr"], line))
+        if any(_is_transposed_psum(inner) for inner, _ in backward):
             continue
-        for eqn, line in backward:
-            if record_of(eqn).collective == "sum":
-                axes = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
+        for inner, line in backward:
+            if record_of(inner).collective == "sum":
+                axes = ", ".join(repr(str(axis)) for axis in inner.params["axes"])
                 what = f"the gradient by a replicated value is summed over {axes}"
                 code = _codes.GRADIENT_OF_REPLICATED
                 findings.append(PassFinding(code, "noted", what, _WHY_SUMMED, line))
     return tuple(dict.fromkeys(findings))
 
 
-def _backward_equations(
+def _find_backward_equations(
     body: Any, line_around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
     """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
-    JAX marks them in their name stack, as in "transpose(jvp())". That starts anew in each body, so
-    what is in the body of a marked one (`is_inside`) counts too, but for what a checkpoint computes
-    forward once more. `line_around` is that of the equation that holds the body.
+    JAX marks them by their name stack, such as "transpose(jvp())". In the body of a marked equation
+    name stacks start anew. All in it belongs to the backward pass too, but for the forward pass
+    that a `jax.checkpoint` repeats there, which has a mark of its own.
+
+    Args:
+      body: a jaxpr.
+      line_around: the line for equations that have none: of the equation that holds the body.
+      is_inside: whether that equation belongs to the backward pass.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or line_around
@@ -214,7 +221,7 @@ def _backward_equations(
         if is_backward:
             yield eqn, line
         for inner in interpreter.bodies(eqn):
-            yield from _backward_equations(inner, line, is_inside=is_backward)
+            yield from _find_backward_equations(inner, line, is_inside=is_backward)
 
 
 def _is_transposed_psum(eqn: JaxprEqn) -> bool:

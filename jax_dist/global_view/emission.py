@@ -281,7 +281,7 @@ class _RegionBody:
 
 
 def _read(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
-    return rebind.untie_literals(atoms, interpreter.read_all(atoms, env))
+    return rebind.drop_mesh_of_literals(atoms, interpreter.read_all(atoms, env))
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:
