@@ -72,8 +72,7 @@ def functions_of(*collectives: _Collective) -> tuple[str, ...]:
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    pairs = LAX_COLLECTIVES.items()
-    names = [name for name, primitive in pairs if RECORDS[primitive].collective in collectives]
+    names = [name for name, p in LAX_COLLECTIVES.items() if RECORDS[p].collective in collectives]
     return tuple(f"jax.lax.{name}" for name in names)
 
 
@@ -97,7 +96,6 @@ plain elementwise: div log2 mul one_minus_square polynomial
 plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
 plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
 plain elementwise exact: reduce_precision round select_n sign stop_gradient xor
-
 # elements in other places
 plain moves exact: broadcast_in_dim iota reshape squeeze stack tile transpose
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
@@ -106,7 +104,6 @@ plain moves exact identity: pvary
 plain exact identity: reshard sharding_constraint
 plain exact: bitcast_convert_type device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
-
 # several elements become one, or each depends on several
 plain exact reduces: reduce_and reduce_max reduce_min reduce_or reduce_xor
 plain exact ordered: cummax cummin argmax argmin reduce_window_max reduce_window_min
@@ -121,17 +118,13 @@ plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_prod
 plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
 plain: ormqr tridiagonal_solve
 plain tied: custom_linear_solve
-
 # random numbers; rng_uniform has no key: each device has a state of its own
-plain: random_bits random_gamma
 plain unsplit: rng_bit_generator
-plain: random_clone random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
-plain: philox2x32 philox4x32 threefry4x32
+plain: philox2x32 philox4x32 random_clone random_fold_in random_seed random_split random_unwrap
+plain: random_bits random_gamma random_wrap threefry2x32 threefry4x32
 opaque: rng_uniform
-
 # functions of operands and bodies; on which platform it runs, all devices of a program agree
 plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
-
 # calls, branches, loops
 call inline: jit call closed_call
 call checkpoint: remat2
@@ -139,7 +132,6 @@ call custom_rule: custom_jvp_call custom_vjp_call
 branch: cond
 loop: scan while
 shard_map: shard_map
-
 # collectives, with the parameter that names their axes
 collective sum axes: psum psum_invariant
 collective max axes: pmax
@@ -152,7 +144,6 @@ collective permute axis_name: ppermute precv psend
 collective index axis_name: axis_index
 collective unknown axes: unreduced_psum # a sum that is still to come
 collective unknown axis_name: all_gather_reduced unreduced_reduce_scatter
-
 # what no parameter shows
 callback: debug_callback debug_print
 callback unsplit: io_callback pure_callback

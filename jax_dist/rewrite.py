@@ -183,10 +183,7 @@ def explain(
 def _report_of(
     rewriting: RewriteDispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RewriteReport:
-    """Compile a function as it is, and rewritten; report on both programs, and run none.
-
-    `rewriting` has the function and its options, and has traced nothing so far.
-    """
+    """Compile the function of `rewriting`, which has traced nothing, as it is and rewritten."""
     fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, cost_before, failure = None, ProgramCost(), ()

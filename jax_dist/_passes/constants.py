@@ -89,14 +89,10 @@ class Capture:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
-        parts = [
-            self.type,
-            human_bytes(self.bytes),
-            f"captured at {self.captured_at}" if self.captured_at else "",
-            f"used at {self.used_at}" if self.used_at else "",
-            f"not lifted: {self.refused}" if self.refused else "",
-        ]
-        return f"{self.name}: {', '.join(filter(None, parts))}"
+        details = {"captured at": self.captured_at, "used at": self.used_at}
+        details["not lifted:"] = self.refused
+        texts = [f"{label} {detail}" for label, detail in details.items() if detail]
+        return f"{self.name}: {', '.join([self.type, human_bytes(self.bytes), *texts])}"
 
 
 class CaptureFinder:
@@ -130,8 +126,8 @@ class CaptureFinder:
             for inner in itertools.chain(*[self.find(body).values() for body in bodies(eqn)]):
                 capture = capture_of(inner.value)
                 assert capture is not None  # a capture has an array
-                # The first line that uses the array; and whether any equation takes it for a key,
-                # or holds it in a body to which it cannot be handed.
+                # The first line that uses it; whether an equation takes it for a key; and the first
+                # reason not to lift it, if it is in a body that takes no more operands.
                 capture.used_at = capture.used_at or inner.used_at or interpreter.source_line(eqn)
                 capture.is_key = capture.is_key or inner.is_key
                 capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
@@ -148,8 +144,6 @@ class CaptureFinder:
         return captures
 
 
-# --- inputs in the place of arrays
-#
 # An array in a body comes in as one more operand of the equation that holds the body, at each level
 # down to it. It is a new input, not what the program is differentiated by: the rules of a
 # custom_jvp or a custom_vjp take it for a constant.
@@ -158,10 +152,11 @@ class CaptureFinder:
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the program with some of its arrays as its first inputs, and the values of these.
 
-    `{lambda w; x. x @ w}` becomes `{lambda ; w x. x @ w}`. In place of a random key, the input is
-    its data, an array of integers: a compiled program of JAX can hold no key as a constant.
+    `{lambda w; x. x @ w}` becomes `{lambda ; w x. x @ w}`, with `[w]`. For a random key the input
+    is its data, an array of integers, of which the program makes the key: where the values become
+    constants of a compiled program, JAX can hold no key.
     """
-    if not arrays:  # a copy: a caller may have it in a weak dictionary, by `jaxpr`
+    if not arrays:  # a new object: a value of a weak dictionary keeps its key alive if it has it
         return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts), []
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
@@ -176,8 +171,8 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr,
         return interpreter.evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    other_types = lifted.in_avals[len(arrays) :]
-    return jax.make_jaxpr(wrap_keys_and_run)(*map(jax.typeof, data), *other_types), data
+    types_of_inputs = (*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    return jax.make_jaxpr(wrap_keys_and_run)(*types_of_inputs), data
 
 
 class _Lifting:
@@ -198,23 +193,24 @@ class _Lifting:
     def _rebuild(self, jaxpr: Any, arrays: tuple[Identity, ...]) -> Any:
         """Return a jaxpr with some arrays as its first inputs, in place of constants and literals.
 
-        `{lambda w; x. x @ w}` with the constant w becomes `{lambda ; w x. x @ w}`. If the body of
-        an equation has the array, the equation gets the new input as an operand, for its body.
+        `{lambda w; x. x @ w}` with the constant w becomes `{lambda ; w x. x @ w}`. If the array is
+        in the body of an equation, such as a jit, so does the body, and the equation gets w as a
+        further operand. `arrays` has the `array_identity` of each, as do the keys of dictionaries.
         """
         body = open_jaxpr(jaxpr)
         new_inputs = {identity: Var(self._types[identity]) for identity in arrays}
-        replaced: dict[Var, Var] = {}  # constants, by the new inputs
+        input_of: dict[Var, Var] = {}  # by the constant that it replaces
         kept_constants: dict[Var, Any] = {}  # with their values
         for var, value in zip(body.constvars, interpreter.constants(jaxpr), strict=False):
             if (identity := array_identity(value)) in new_inputs:
-                replaced[var] = new_inputs[identity]
+                input_of[var] = new_inputs[identity]
             else:
                 kept_constants[var] = value
 
         def replace(atom: Atom) -> Atom:
             if isinstance(atom, Literal):
                 return new_inputs.get(array_identity(atom.val), atom)
-            return replaced.get(atom, atom)
+            return input_of.get(atom, atom)
 
         eqns = []
         for eqn in body.eqns:

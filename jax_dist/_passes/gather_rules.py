@@ -106,9 +106,6 @@ def find_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule:
     return rule
 
 
-# --- equations that leave the value gathered
-
-
 def _broadcast(eqn: JaxprEqn, gathered: DeferredGather) -> Rule:
     """Broadcast each block: `[8] -> [5, 8]`, gathered along 0, gives `[5, 1]`, gathered along 1."""
     dim = int(eqn.params["broadcast_dimensions"][gathered.dim])
@@ -144,9 +141,6 @@ _RULES: dict[str, Callable[[JaxprEqn, DeferredGather], Rule | None]] = {
 }
 
 
-# --- reductions of the gathered dimension
-
-
 def _find_rule_of_reduction(eqn: JaxprEqn, gathered: DeferredGather) -> Rule | None:
     """Return how to reduce a gathered value of which each device has a block only.
 
@@ -180,18 +174,13 @@ def is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-# --- products
-
-
 def _find_rule_of_product(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule | None:
     """Return how to compute a `dot_general` over a gathered dimension: products and a psum.
 
     For `g @ w`, with g gathered from 8 devices to `[8]`, and w `[8, 3]`, each device multiplies its
     own number of g by its own row of w, and a psum adds the products up. `operands` has None for w,
-    which is not gathered. Returns None if the gathered dimension is not summed over.
-
-    Raises:
-      NeedsWhole: the psum would send more bytes than the gather.
+    which is not gathered. Returns None if the gathered dimension is not summed over; NeedsWhole is
+    raised if the psum would send more bytes than the gather.
     """
     gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
     is_contracted = any(
@@ -253,8 +242,6 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-# --- maximum and minimum over devices
-#
 # `lax.pmax` drops a NaN on CPU and cannot be differentiated. Here floats are compared as integers
 # of the same order, in which a NaN (made positive for a maximum, negative for a minimum) wins.
 
@@ -301,9 +288,6 @@ def _extreme_float_jvp(
 
 
 def _order_bits(bits: jax.Array) -> jax.Array:
-    """Map the bits of floats to integers of the same order, and such integers back to bits.
-
-    Those of negative floats are inverted but for the sign: they count down as the float goes up.
-    """
+    """Map bits of floats to integers of the same order, and back: negative floats count down."""
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)

@@ -28,28 +28,21 @@ Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
 
 
 def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
-    """Plan which gathers of a program give way to reductions.
+    """Replace the gathers of a program whose results are only reduced by reductions over devices.
 
-    Args:
-      jaxpr: of the whole program, as `jax.make_jaxpr` gives it.
-      exact: only where no bit of a result can change.
-
-    Returns:
-      What to evaluate instead on the same inputs, or None if nothing is to change; and what was
-      rewritten or refused.
+    Returns the changed jaxpr, or None if there is no such gather, and the findings for a report:
+    which gathers are replaced, and why others are not. If `exact`, no bit of a result changes.
     """
     if not any(map(_is_gather, interpreter.equations(jaxpr))):
         return PassPlan(None)
     eqns = interpreter.equations(jaxpr)
     gathering = {id(eqn) for eqn in eqns if interpreter.holds(eqn, _is_gather)}
     walk = _Walk(gathering, exact=exact)
-    # A walk removes a gather where it reads it, and may find out later that an equation needs the
-    # whole result. Then the next walk, again over the original jaxpr, keeps the gather.
-    while True:
-        count_before = walk.count_kept()
-        changed = walk.rewrite(jaxpr)
-        if walk.count_kept() == count_before:
-            break
+    # A walk leaves a gather out, and may find later that an equation needs its whole result. Then
+    # another walk over the original jaxpr keeps it, until one finds no more gathers to keep.
+    changed, count_before = walk.rewrite(jaxpr), 0
+    while (count := walk.count_kept()) > count_before:
+        changed, count_before = walk.rewrite(jaxpr), count
     sites = walk.sites.values()
     findings = [site.to_finding() for site in sites if site.reason or site.reductions]
     is_changed = any(site.reductions for site in sites)
@@ -94,12 +87,9 @@ class _GatherSite:
 
 
 class _Body(Builder):
-    """A body that is being changed; those of jits in it are written out in their place.
+    """A jaxpr that is being changed, from `source`; jits in it are replaced by their equations.
 
-    Args:
-      source: the jaxpr that is changed.
-      axis_sizes: of the manual axes, which are those of the shard_maps around it.
-      check_vma: of the innermost of these.
+    `axis_sizes` are of the axes of the shard_maps around it, `check_vma` is of the innermost.
     """
 
     def __init__(self, source: Any, axis_sizes: Mapping[Any, int], *, check_vma: bool):
@@ -143,13 +133,9 @@ class _Walk:
     def _change_body(self, name: str, inputs: Sequence[Axes], body: _Body) -> Any:
         """Return the jaxpr `body.source`, of a scan for example, with its gathers replaced.
 
-        It returns whole values, as before, so a gather whose result it returns has to be kept: "the
-        gathered value leaves the scan whole", if `name` is "scan".
-
-        Args:
-          name: of the equation that has the jaxpr, for messages.
-          inputs: the mesh axes along which each input of the jaxpr is replicated.
-          body: without equations so far; the new ones are added to it.
+        Its results stay whole, so a gather that is one of them is kept: "the gathered value leaves
+        the scan whole", with "scan" as `name`. `inputs` has the mesh axes along which each input is
+        replicated. The new equations are added to `body`, which has none so far.
         """
         source = interpreter.open_jaxpr(body.source)
         self._add_equations(source, inputs, body)
@@ -214,10 +200,7 @@ class _Walk:
         body.copy(interpreter.with_bodies(eqn, change), operands)
 
     def _inline_jit(self, eqn: JaxprEqn, operands: Values, body: _Body) -> None:
-        """Add the equations of a jit to `body` in place of the call of it.
-
-        So operands that are a `DeferredGather` stay that inside, and results do outside.
-        """
+        """Add the equations of a jit to `body`, so that gathered values can enter and leave it."""
         (jaxpr,) = interpreter.bodies(eqn)
         outer_axes, outer_call = body.replicated_axes, body.jax_call
         inputs = body.look_up_axes(eqn.invars)
@@ -237,8 +220,8 @@ class _Walk:
         """
         dim, tiled = int(eqn.params["all_gather_dimension"]), eqn.params["tiled"]
         is_nested = isinstance(operands[0], DeferredGather)
-        why_nested = "all_gather needs the whole gathered value"
-        operands = self._keep_gathers(eqn, operands, why_nested, body)
+        why = "all_gather needs the whole gathered value"  # of another one
+        operands = self._keep_gathers(eqn, operands, why, body)
         site = self.sites.setdefault(id(eqn), _GatherSite(eqn))
         user_eqn = body.jax_call or eqn  # the equation whose line the user knows
         if eqn.params["axis_index_groups"] is not None:
@@ -257,17 +240,16 @@ class _Walk:
         The rule of its primitive says how. Of g, gathered from 8 devices to `[8, 3]`, `sin g`
         becomes the sine of the block, `[1, 3]`, and its result is a `DeferredGather` again. A sum
         over the gathered dimension becomes the sum of the block and a psum; that result is whole.
-
-        Raises:
-          NeedsWhole: no rule gives the same result, so the gathers have to be kept.
+        NeedsWhole is raised if no rule gives the same result, so that the gathers have to be kept.
         """
         if self._exact and _may_round(eqn):
             raise NeedsWhole("gathers='exact': a sum in another order may differ in the last bits")
         deferred = [x if isinstance(x, DeferredGather) else None for x in operands]
         rule = gather_rules.find_rule(eqn, deferred)
-        first, *others = [operand for operand in deferred if operand is not None]
+        gathered = [operand for operand in deferred if operand is not None]
+        sites = tuple(dict.fromkeys(site for operand in gathered for site in operand.sites))
+        first = gathered[0]  # the others are gathered over the same axes
         blocks = self._take_blocks(eqn, operands, first, body)
-        sites = tuple({site: None for operand in (first, *others) for site in operand.sites})
         if isinstance(rule, Reduction):
             self._add_reduction(eqn, rule, blocks, first.axes, body)
             for site in sites:
@@ -276,9 +258,9 @@ class _Walk:
         outvars = [Var(first.block_type(var.aval, rule.dim)) for var in eqn.outvars]
         params = {**eqn.params, **rule.params}
         body.eqns.append(eqn.replace(invars=blocks, outvars=outvars, params=params))
-        user_eqn = body.jax_call or eqn
+        origin = body.jax_call or eqn
         for var, block in zip(eqn.outvars, outvars, strict=True):
-            body.env[var] = DeferredGather(block, rule.dim, first.axes, first.size, sites, user_eqn)
+            body.env[var] = DeferredGather(block, rule.dim, first.axes, first.size, sites, origin)
 
     def _add_reduction(
         self, eqn: JaxprEqn, rule: Reduction, blocks: Values, mesh_axes: Sequence[Any], body: _Body
@@ -301,10 +283,8 @@ class _Walk:
 
         In `mul g w`, with g gathered from 8 devices to `[8, 3]`, that is the block of g, `[1, 3]`,
         and a slice of w: `[1, 1]` of `[8, 1]`. An operand without that dimension, as 2.0, is taken
-        whole. `gathered` is one of the gathered operands.
-
-        Raises:
-          NeedsWhole: an operand that is not gathered may differ between devices.
+        whole. `gathered` is one of the gathered operands. NeedsWhole is raised if one that is not
+        gathered may differ between devices.
         """
         blocks: list[Atom] = []
         for position, operand in enumerate(operands):
@@ -335,13 +315,9 @@ class _Walk:
     ) -> list[Atom]:
         """Add the equations of the JAX function `compute`, applied to `operands`, to `body`.
 
-        Args:
-          key: equal for functions that compute the same; for equal types too, one trace serves all.
-          compute: takes and returns a list of arrays.
-          eqn: the equation in whose place they are added: they get its context and source line.
-
-        Returns:
-          The variables of the results.
+        Returns the variables of its results. The new equations get the context and source line of
+        `eqn`, in whose place they are. Functions with the same `key` compute the same, so one trace
+        serves all of them that have operands of the same types.
         """
         avals, axis_sizes = tuple(x.aval for x in operands), list(body.axis_sizes.items())
         trace_key = (key, avals, *axis_sizes, body.check_vma, eqn.ctx)

@@ -82,9 +82,6 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     return primitives.record(_compat.name_of(eqn))
 
 
-# --- the operands and results of loops and branches in their bodies
-
-
 def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
     """Return for each body of a call, loop or branch the operand number of each of its inputs.
 
@@ -118,9 +115,6 @@ def loop_counts(eqn: JaxprEqn) -> LoopCounts:
     return LoopCounts(*_compat.scan_counts(eqn.params))
 
 
-# --- evaluation
-
-
 def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
     """Evaluate a jaxpr, with its constants or without if it has none, in the current trace."""
     # As one call of what is traced already: to bind each equation again takes about as long as to
@@ -132,12 +126,9 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
 def run(
     jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
 ) -> Values:
-    """Evaluate a jaxpr equation by equation, in the context of now; return its results.
+    """Evaluate a jaxpr on `args` equation by equation, in the context of now; return its results.
 
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handler_of: returns the function that evaluates an equation, or None to bind it as it is.
+    `handler_of` returns the function that evaluates an equation, or None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
     inputs = [*body.constvars, *body.invars]
@@ -223,9 +214,6 @@ _compat.hide_frames(OURS)
 def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
     """Return the user's line of an equation, or else of the innermost `around` that has one."""
     return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
-
-
-# --- programs with some equations changed
 
 
 class Builder:

@@ -75,9 +75,6 @@ def plan_partitioning(
       specs: by the name of an op, the specs of its operands (a sequence) and of its results (one,
         or a sequence), in place of those that the compiler would choose.
 
-    Returns:
-      The plan. It changes nothing if there is no such equation, or only one device.
-
     Raises:
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
@@ -94,14 +91,13 @@ def plan_partitioning(
     # On one device, JAX puts the body of the op into the program itself.
     if not calls or not meshes or meshes[0].size == 1:
         return PassPlan(None)
-    why = ""
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
     elif not meshes[0].are_all_axes_auto:
         why = "the mesh has axes that are not Auto, on which shardings are types"
-    if why:
-        return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))
-    return _route_calls(program, calls, meshes[0], in_shardings, specs)
+    else:
+        return _route_calls(program, calls, meshes[0], in_shardings, specs)
+    return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))
 
 
 def _route_calls(
@@ -156,11 +152,8 @@ def _route_by_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) ->
     The op's `partition(*static_args, mesh, operand_types, result_types)` is called with types that
     have these shardings. It returns a mesh, a function of each device's blocks, and the shardings
     of results and operands for that; those may be others than in `layout`: for an op on rows,
-    P("i", None) in place of P("i", "j").
-
-    Raises:
-      ValueError: no shard_map can express the answer; or JAX or the op raises it, a TypeError or a
-        NotImplementedError.
+    P("i", None) in place of P("i", "j"). ValueError is raised if no shard_map can express them, and
+    perhaps by JAX or the op, as are TypeError and NotImplementedError.
     """
     params, in_tree, out_tree = eqn.params, eqn.params["in_tree"], eqn.params["out_tree"]
     if layout is None:

@@ -24,9 +24,6 @@ from jax_dist._passes.interpreter import Values
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
 
-# --- the mesh
-
-
 def find_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
     """Return the meshes with devices that equations name, each once, in order.
 
@@ -64,9 +61,6 @@ def _meshes_among(candidates: Iterable[Any]) -> list[Mesh]:
     """Return those with devices, which an AbstractMesh has not, each once."""
     meshes = [mesh for mesh in candidates if isinstance(mesh, Mesh) and not mesh.empty]
     return list(dict.fromkeys(meshes))
-
-
-# --- the shardings of the calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,8 +117,7 @@ def _lower_with_scopes(
             # Shardings are attributes of operations: the barrier has those of the operands.
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
 
-    handlers = dict.fromkeys(numbers, bind_in_scope)  # by the `id` of a call
-    marked = interpreter.replace_equations(jaxpr, handlers)
+    marked = interpreter.replace_equations(jaxpr, dict.fromkeys(numbers, bind_in_scope))
 
     def program(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor  # on the whole mesh, for which JAX then lowers, even if nothing else is on it
@@ -138,9 +131,6 @@ def _lower_with_scopes(
         options = {"sharding": sharding if is_on_mesh else None, "weak_type": aval.weak_type}
         types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options))
     return jax.jit(program, keep_unused=True).lower(*types)
-
-
-# --- what Shardy writes into the module
 
 
 def _read_layouts(module: Any) -> dict[int, CallLayout]:

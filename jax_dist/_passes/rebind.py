@@ -24,13 +24,10 @@ _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
 def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _: None) -> Values:
-    """Return the results of a jaxpr, with each equation bound again in the current context.
+    """Return the results of a jaxpr on `args`, each equation bound again in the current context.
 
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handler_of: returns a function of an equation and the values of its operands, which computes
-        its results otherwise; or None, for an equation that is to be bound again.
+    But for those for which `handler_of(eqn)` returns a function: it is called with the equation and
+    the values of its operands, and returns the results. For all others it returns None.
     """
     context = interpreter.context_here()
     bind = lambda eqn, values: bind_again(eqn, values, handler_of, context)
@@ -41,13 +38,10 @@ def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _:
 def bind_again(
     eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
 ) -> Values:
-    """Return the results of one equation, typed for the mesh of the current context.
+    """Return the results of one equation on values, typed for the mesh of the current context.
 
-    Args:
-      eqn: of a jaxpr that may have been traced for another mesh.
-      values: of its operands.
-      handler_of: as in `evaluate`; it is asked about this equation and those in its bodies.
-      context: the one that JAX gives to new equations, if the caller has it.
+    `handler_of` is asked about this equation and those in its bodies, see `evaluate`. `context` is
+    the one that JAX gives to new equations, if the caller has it.
     """
     values = drop_mesh_of_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:

@@ -39,13 +39,9 @@ class ReplicationAnalysis:
     ) -> Mapping[Any, Axes]:
         """Return for every variable of a jaxpr the mesh axes along which it is replicated.
 
-        Of `{ lambda ; a b. let c = mul a b in (c,) }` with `inputs` of `[{"i", "j"}, {"i"}]` that
-        is `{a: {"i", "j"}, b: {"i"}, c: {"i"}}`.
-
-        Args:
-          jaxpr: open or closed.
-          inputs: the axes along which each input variable is replicated.
-          manual_axes: those of the shard_maps around; constants are replicated along them all.
+        `inputs` has these axes for the inputs. Of `{ lambda ; a b. let c = mul a b in (c,) }` with
+        `inputs` of `[{"i", "j"}, {"i"}]` that is `{a: {"i", "j"}, b: {"i"}, c: {"i"}}`. Constants
+        are replicated along all `manual_axes`.
         """
         jaxpr = open_jaxpr(jaxpr)
         key = (jaxpr, tuple(inputs), manual_axes)
@@ -55,7 +51,7 @@ class ReplicationAnalysis:
         axes_of.update(zip(jaxpr.invars, inputs, strict=True))
         for eqn in jaxpr.eqns:
             operands = look_up_axes(eqn.invars, axes_of, manual_axes)
-            results = self._analyze_equation(eqn, operands, manual_axes)
+            results = self._analyze_eqn(eqn, operands, manual_axes)
             axes_of.update(zip(eqn.outvars, results, strict=True))
         self._cache[key] = axes_of
         return axes_of
@@ -66,7 +62,7 @@ class ReplicationAnalysis:
         return look_up_axes(open_jaxpr(jaxpr).outvars, axes_of, manual_axes)
 
     def analyze_body_inputs(
-        self, eqn: JaxprEqn, operands: Sequence[Axes], manual_axes: Axes
+        self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes
     ) -> list[list[Axes]]:
         """Return for each body of an equation the axes along which its inputs are replicated.
 
@@ -83,12 +79,10 @@ class ReplicationAnalysis:
         if kind not in ("branch", "call", "loop"):  # how operands become inputs is not known
             return [[NO_AXES] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
         if kind == "loop":
-            operands = self._analyze_all_iterations(eqn, operands, manual_axes)
+            operands = self._analyze_loop(eqn, operands, manual_axes)
         return [[operands[n] for n in numbers] for numbers in operands_of_bodies(eqn)]
 
-    def _analyze_equation(
-        self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes
-    ) -> Sequence[Axes]:
+    def _analyze_eqn(self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes) -> list[Axes]:
         """Return for each result of an equation the mesh axes along which it is replicated.
 
         `operands` has these axes for each operand: for `c = mul a b`, `[{"i", "j"}, {"i"}]` gives
@@ -111,7 +105,7 @@ class ReplicationAnalysis:
                 branches = [self.analyze_results(b, others, manual_axes) for b in bodies(eqn)]
                 return [index.intersection(*results) for results in zip(*branches, strict=True)]
             case "loop":
-                operands = self._analyze_all_iterations(eqn, operands, manual_axes)
+                operands = self._analyze_loop(eqn, operands, manual_axes)
                 counts = interpreter.loop_counts(eqn)
                 carries = operands[counts.constants : counts.first_x]
                 if _compat.name_of(eqn) == "while":
@@ -127,9 +121,7 @@ class ReplicationAnalysis:
                 return self.analyze_results(expanded, operands, manual_axes)
         return [axes] * len(eqn.outvars)
 
-    def _analyze_all_iterations(
-        self, eqn: JaxprEqn, operands: Sequence[Axes], manual_axes: Axes
-    ) -> list[Axes]:
+    def _analyze_loop(self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes) -> list[Axes]:
         """Return the axes along which each operand of a loop is replicated in all iterations.
 
         `operands` has these axes before the first one. A carry that starts as 0 has `{"i"}` there;
@@ -167,11 +159,9 @@ def _apply_collective(eqn: JaxprEqn, operand_axes: Axes, manual_axes: Axes) -> A
     return operand_axes - named_axes
 
 
-def look_up_axes(
-    atoms: Sequence[Any], axes_of: Mapping[Any, Axes], manual_axes: Axes
-) -> list[Axes]:
-    """Return the replicated axes of variables, by `axes_of`, and of literals: all `manual_axes`."""
-    return [manual_axes if isinstance(atom, Literal) else axes_of[atom] for atom in atoms]
+def look_up_axes(atoms: Sequence[Any], axes_of: Mapping[Any, Axes], all_axes: Axes) -> list[Axes]:
+    """Return the axes along which atoms are replicated: a literal is along `all_axes`."""
+    return [all_axes if isinstance(atom, Literal) else axes_of[atom] for atom in atoms]
 
 
 def find_sharded_axes(spec: Any) -> Axes:

@@ -106,11 +106,8 @@ class RewriteDispatcher:
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
-        return self._get_jit(self.find_program(args, kwargs), takes_captures=False).trace(
-            *args, **kwargs
-        )
-
-    # ---- a call that the fast path does not know
+        jitted = self._get_jit(self.find_program(args, kwargs), takes_captures=False)
+        return jitted.trace(*args, **kwargs)
 
     def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
         """Run a call whose signature the C++ fast path does not know.
@@ -150,7 +147,11 @@ class RewriteDispatcher:
         return self._get_jit(program, takes_captures=False)(*args, **kwargs)
 
     def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a program on arrays, and on those that it captures; returns as `_call_anew` does."""
+        """Run a program on the user's arguments and the arrays that it captures.
+
+        Returns the results, what the fast path needs to make the next such call by itself, and
+        whether JAX is about to compile the program again.
+        """
         captured, mesh = self._place_captures(program), program.mesh
         self._capture_warnings.warn_of(program.trace.lifted.captures, lifted=True)
         if mesh is not None and jax.process_count() > 1:
@@ -162,7 +163,7 @@ class RewriteDispatcher:
 
     def _place_captures(self, program: RewrittenProgram) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices that it runs on."""
-        place = lambda value: _place_capture(value, program.mesh)
+        place = functools.partial(_place_capture, program.mesh)
         return self._capture_copies.get(program.trace.lifted, program.mesh, place)
 
     def _compare_with_processes(
@@ -179,11 +180,8 @@ class RewriteDispatcher:
             return
         # Also if there are none: the compiler may move what is sharded over the mesh.
         collectives = process_calls.collectives(program.trace.lifted.jaxpr)
-        name = "{}, rewritten"  # with {} for the name of the function
-        process_calls.agree_to_run(name, self.fun, fingerprint, collectives, mesh)
+        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, collectives, mesh)
         self._agreed_signatures.add(signature)
-
-    # ---- from the user's function to its program
 
     def find_program(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
         """Return the program for arguments of these types and shardings; values do not matter."""
@@ -208,7 +206,7 @@ class RewriteDispatcher:
         with captures.tracing(self.options.captures):
             traced = self._user_jit.trace(*args, **kwargs)
         if traced.jaxpr not in self._traces:
-            self._traces[traced.jaxpr] = self._analyze_trace(traced)
+            self._traces[traced.jaxpr] = self._analyze(traced)
         return self._traces[traced.jaxpr]
 
     @functools.cached_property
@@ -230,14 +228,13 @@ class RewriteDispatcher:
         static, names = self._jit_options.static_argnums, self._jit_options.static_argnames
         return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
-    def _analyze_trace(self, traced: jax.stages.Traced) -> _Trace:
+    def _analyze(self, traced: jax.stages.Traced) -> _Trace:
         """Make captured arrays inputs of a new trace, and find what decides about its passes."""
-        jaxpr = traced.jaxpr
-        remesh.check_none_local(jaxpr)
-        eqns = list(interpreter.equations(jaxpr))
+        remesh.check_none_local(traced.jaxpr)
+        eqns = list(interpreter.equations(traced.jaxpr))
         has_operations = "custom_partitioning" in map(_compat.name_of, eqns)
         return _Trace(
-            lifted=captures.lift(jaxpr, self.fun, self.name, self.options.captures),
+            lifted=captures.lift(traced.jaxpr, self.fun, self.name, self.options.captures),
             out_tree=traced.out_tree,
             findings=tuple(self._pmap_findings),  # added while it was traced
             meshes=tuple(find_meshes(eqns)),
@@ -250,10 +247,7 @@ class RewriteDispatcher:
     ) -> RewrittenProgram:
         """Return the program after all passes, each of which changes the jaxpr of the one before.
 
-        Args:
-          trace: its inputs are the captured arrays and then the leaves of the arguments.
-          meshes: that the arguments or the program name; mostly one.
-          shardings: of the leaves of the arguments.
+        `meshes` are those that the arguments or the program name, `shardings` of the arguments.
         """
         options, plan = self.options, PassPlan(trace.lifted.jaxpr, trace.findings)
         if jax.process_count() == 1:  # else pmaps were moved while tracing
@@ -320,7 +314,7 @@ def _describe_leaf(leaf: Any) -> Any:
     return type_of(leaf) if is_auto else leaf
 
 
-def _place_capture(value: Any, mesh: Mesh | None) -> Any:
+def _place_capture(mesh: Mesh | None, value: Any) -> Any:
     """Return a captured array on the devices of the program: replicated, if it is on one device."""
     where = None if mesh is None else NamedSharding(mesh, P())
     if isinstance(value, jax.Array):

@@ -77,12 +77,7 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
 
 
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
-    """Move the pmaps of a program.
-
-    Args:
-      jaxpr: the program.
-      mesh: where to; each pmap goes to an axis of its size. None: they stay, and are only noted.
-    """
+    """Move each pmap of a program to an axis of the mesh of its size; if it is None, note them."""
     handlers: dict[int, Handler] = {}  # by the identity of the equation
     findings = []
     for site in _find_pmaps(jaxpr):
@@ -119,17 +114,12 @@ def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Valu
 
     Its collectives name the axis "i" of the pmap. To move it to "data" of the mesh ("data",
     "model"), it becomes a shard_map over "i" of a mesh ("i", "other_model") of the same devices,
-    whose operands and results are sharded over "data" of the caller's mesh.
-
-    Args:
-      mesh, axis: where the pmap goes.
-      site: the pmap.
-      eqn, values: the shard_map to replace, and its operands.
+    whose operands and results are sharded over "data" of the caller's mesh. `site` describes the
+    pmap; `eqn` is its old shard_map, and `values` are the operands.
     """
     names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
     pmap_mesh = _compat.auto_mesh(mesh.devices, names)
-    # The types of values in the body name the mesh that it was traced for: "i", of size 4, in this
-    # order. If the new one has other axes, the body is traced again.
+    # The types in the body name the mesh that it was traced for: for other axes, trace it again.
     has_same_axes = dict(pmap_mesh.shape) == dict(site.mesh.shape)
     evaluate = interpreter.evaluate if has_same_axes else rebind.evaluate
     body, in_specs, out_specs = (eqn.params[key] for key in ("jaxpr", "in_specs", "out_specs"))
@@ -164,18 +154,13 @@ def put_on(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
-# --- `jax.pmap` in a traced function, with several processes: over the devices of all of them
-#
-# Traced, `jax.pmap` sees the devices of its own process, and its collectives reduce over these,
-# with no error. While a rewriting traces, each is run as ours, which is right there.
-
-
 @contextlib.contextmanager
 def widen_pmaps_to_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
     """Let each `jax.pmap` that is traced inside map over the devices of all processes.
 
-    A pmap that names no devices runs on those of `mesh`, if that has only one axis. For each one, a
-    finding is added to `findings`: what a report says of it.
+    In a traced function, `jax.pmap` sees the devices of its own process only, and its collectives
+    reduce over these, with no error. So each is traced as a pmap of ours, and what a report says of
+    it is added to `findings`. One that names no devices gets those of `mesh`, if that has one axis.
     """
     if jax.process_count() == 1:
         yield

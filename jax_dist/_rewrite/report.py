@@ -162,8 +162,6 @@ def _cache_rows(report: RewriteReport) -> Iterator[tuple[str, str]]:
         yield label, "not compiled" if causes is None else text
 
 
-# --- gradients that JAX sums over devices
-#
 # Under `check_vma=True` (the default of `jax.shard_map`), the gradient by a value that is
 # replicated is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The loss of
 # one device then has a gradient that is N times too large, and a pmean afterwards changes nothing.
@@ -206,13 +204,8 @@ def _find_backward_equations(
     """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
     JAX marks them by their name stack, such as "transpose(jvp())". In the body of a marked equation
-    name stacks start anew. All in it belongs to the backward pass too, but for the forward pass
-    that a `jax.checkpoint` repeats there, which has a mark of its own.
-
-    Args:
-      body: a jaxpr.
-      line_around: the line for equations that have none: of the equation that holds the body.
-      is_inside: whether that equation belongs to the backward pass.
+    (`is_inside`) name stacks start anew: all in it is of the backward pass, but for the forward
+    pass that a `jax.checkpoint` repeats there. `line_around` serves equations without a line.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or line_around
