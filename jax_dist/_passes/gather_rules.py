@@ -182,6 +182,7 @@ def _find_rule_of_product(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule | 
     which is not gathered. Returns None if the gathered dimension is not summed over; NeedsWhole is
     raised if the psum would send more bytes than the gather.
     """
+    # By side, 0 for left and 1 for right; both, if they are gathered alike.
     gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
     is_contracted = any(
         all(pair[side] == operand.dim for side, operand in gathered.items())
