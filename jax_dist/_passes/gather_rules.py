@@ -35,7 +35,7 @@ class DeferredGather:
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
     sites: tuple[Any, ...]  # the gathers that it comes from, which may have to be kept
-    made_by: JaxprEqn  # the equation in the user's program, whose line a report names
+    user_eqn: JaxprEqn  # the equation in the user's program, whose line a report names
 
     def block_type(self, whole: Any, dim: int) -> Any:
         """Return the type of a block of a value of type `whole`, gathered along `dim`."""
@@ -43,7 +43,7 @@ class DeferredGather:
         shape[dim] //= self.size
         return whole.update(shape=tuple(shape))
 
-    def keep(self, why: str, forced_by: JaxprEqn) -> None:
+    def keep_gathers(self, why: str, forced_by: JaxprEqn) -> None:
         """Keep the gathers behind the value, because `forced_by` needs it whole."""
         for site in self.sites:
             site.keep(why, forced_by)

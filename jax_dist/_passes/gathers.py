@@ -142,7 +142,7 @@ class _Walk:
         outvars = body.read_all(source.outvars)
         for number, value in enumerate(outvars):
             if isinstance(value, DeferredGather):
-                value.keep(f"the gathered value leaves the {name} whole", value.made_by)
+                value.keep_gathers(f"the gathered value leaves the {name} whole", value.user_eqn)
                 # A placeholder: this jaxpr is not used, as the next walk keeps the gather.
                 outvars[number] = source.outvars[number]
         return body.finish(outvars)
@@ -336,7 +336,7 @@ class _Walk:
         """
         for atom, operand in zip(eqn.invars, operands, strict=True):
             if isinstance(operand, DeferredGather):
-                operand.keep(why, body.jax_call or eqn)
+                operand.keep_gathers(why, body.jax_call or eqn)
                 body.env.pop(atom, None)
         return body.read_all(eqn.invars)
 

@@ -26,8 +26,8 @@ _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _: None) -> Values:
     """Return the results of a jaxpr on `args`, each equation bound again in the current context.
 
-    But for those for which `handler_of(eqn)` returns a function: it is called with the equation and
-    the values of its operands, and returns the results. For all others it returns None.
+    `handler_of` replaces equations: for these it returns a function `(eqn, values) -> results`, to
+    which the values of the operands are passed, and for all others None.
     """
     context = interpreter.context_here()
     bind = lambda eqn, values: bind_again(eqn, values, handler_of, context)
