@@ -156,7 +156,7 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr,
     is its data, an array of integers, of which the program makes the key: where the values become
     constants of a compiled program, JAX can hold no key.
     """
-    if not arrays:  # a new object: a value of a weak dictionary keeps its key alive if it has it
+    if not arrays:  # a new object, which a weak dictionary can hold by the key `jaxpr`
         return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts), []
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))

@@ -80,10 +80,8 @@ def find_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule:
     """Return how to run an equation on the blocks of its gathered operands.
 
     For g, gathered along 0 to `[8, 3]`, `sin g` gives `Blockwise(dim=0)`: each device computes the
-    sine of its block, `[1, 3]`. `reduce_sum[axes=(0,)] g` gives a `Reduction` by psum.
-
-    Raises:
-      NeedsWhole: there is no sound rule, so the gathers behind the operands have to be kept.
+    sine of its block, `[1, 3]`. `reduce_sum[axes=(0,)] g` gives a `Reduction` by psum. NeedsWhole
+    is raised if there is no sound rule, so that the gathers behind the operands have to be kept.
     """
     name, record = _compat.name_of(eqn), record_of(eqn)
     gathered = [operand for operand in operands if operand is not None]

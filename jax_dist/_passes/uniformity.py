@@ -21,7 +21,6 @@ from jax_dist._passes.interpreter import bodies, open_jaxpr, operands_of_bodies,
 Axes: TypeAlias = frozenset[Any]
 
 NO_AXES: Axes = frozenset()
-_DETERMINISTIC_KINDS = ("plain", "call", "branch", "loop")  # equal operands give equal results
 
 
 class ReplicationAnalysis:
@@ -68,6 +67,7 @@ class ReplicationAnalysis:
 
         `operands` has these axes for each operand of the equation. For `cond index a b` with two
         branches, `[{"i"}, {"i"}, {}]` gives `[[{"i"}, {}], [{"i"}, {}]]`: both take a and b.
+        `manual_axes` are the axes of the shard_maps around the equation.
         """
         kind = record_of(eqn).kind
         if kind == "shard_map":
@@ -86,15 +86,16 @@ class ReplicationAnalysis:
         """Return for each result of an equation the mesh axes along which it is replicated.
 
         `operands` has these axes for each operand: for `c = mul a b`, `[{"i", "j"}, {"i"}]` gives
-        `[{"i"}]`. What a callback or an unknown primitive returns may differ along all axes.
+        `[{"i"}]`. `manual_axes` are all axes of the shard_maps around the equation: those that its
+        collectives may name. What a callback or an unknown primitive returns may differ along all.
         """
         shared_axes = manual_axes.intersection(*operands)  # along which all operands are replicated
         axes = NO_AXES  # of each result
         match record_of(eqn).kind:
             case "plain":
-                # How it connects its bodies is not known, so they may hold nothing that differs.
+                # How it connects its bodies is unknown: equal operands have to give equal results.
                 inner = itertools.chain(*map(interpreter.equations, bodies(eqn)))
-                if all(record_of(e).kind in _DETERMINISTIC_KINDS for e in inner):
+                if all(record_of(e).kind in ("plain", "call", "branch", "loop") for e in inner):
                     axes = shared_axes
             case "collective":
                 axes = _apply_collective(eqn, shared_axes, manual_axes)

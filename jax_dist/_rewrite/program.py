@@ -171,7 +171,7 @@ class RewriteDispatcher:
     ) -> None:
         """Raise DisagreementError if the processes of the mesh are about to run other programs.
 
-        They compare the types of arguments and results, and the collectives, once per signature.
+        Compared are the types of arguments and results, and collectives, once per signature.
         """
         results = jax.tree.unflatten(program.trace.out_tree, program.jaxpr.out_avals)
         fingerprint = Fingerprint.take((*arguments, results))  # texts of types, by path
@@ -214,7 +214,8 @@ class RewriteDispatcher:
         """The jit object that traces the user's function, and never runs it.
 
         With several processes, each `jax.pmap` inside is traced as one over the devices of all: by
-        itself, it sees those of its own process. A jit of the user may have cached such a trace.
+        itself, it sees those of its own process. A jit of the user, which may have a trace of that
+        in its cache, is taken off.
         """
         fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
 
