@@ -15,14 +15,14 @@ Kind: TypeAlias = Literal[
     "call",  # of one body, which takes the operands and gives the results
     "branch",  # takes one of its bodies, by its first operand
     "loop",
-    "region",  # a body on each device of a mesh
+    "shard_map",
     "collective",
     "callback",  # to Python, which may give each device something else
     "opaque",  # what it computes depends on something else than its operands and parameters
 ]
-_Call: TypeAlias = Literal["inline", "checkpoint", "ruled"]
+_Call: TypeAlias = Literal["inline", "checkpoint", "custom_rule"]
 # fmt: off
-_Over: TypeAlias = Literal[
+_Collective: TypeAlias = Literal[
     "sum", "max", "min", "gather", "broadcast", "scatter", "exchange", "permute", "index", "unknown"
 ]
 # fmt: on
@@ -46,15 +46,15 @@ class Primitive:
     ordered: bool = False  # looks at several elements along a dimension, or at some by number
     tied: bool = False  # cannot be bound again under another mesh than that of its trace
     unsplit: bool = False  # XLA cannot split it over devices, or makes something else of it
-    # Of a call: one that means nothing by being one; a checkpoint; one with its own derivative.
+    # Of a call: one that its body may replace; a checkpoint; one with a derivative of its own.
     call: _Call | None = None
-    over: _Over | None = None  # of a collective: what it does over devices
-    axes: str = ""  # of a collective: the parameter that names the mesh axes
+    collective: _Collective | None = None  # of a collective: what it does over devices
+    axes_param: str = ""  # of a collective: the parameter that names the mesh axes
 
     @property
-    def makes_alike(self) -> bool:
+    def makes_replicated(self) -> bool:
         """True if all devices along its axes get the same, if it goes over no groups of them."""
-        return self.over in ("sum", "max", "min", "gather", "broadcast")
+        return self.collective in ("sum", "max", "min", "gather", "broadcast")
 
 
 def record(name: str) -> Primitive:
@@ -66,13 +66,13 @@ def record(name: str) -> Primitive:
     return RECORDS.get(name) or Primitive(name=name, kind="opaque")
 
 
-def functions_of(*over: _Over) -> tuple[str, ...]:
+def functions_of(*collectives: _Collective) -> tuple[str, ...]:
     """Return the collectives of `jax.lax` that do one of these things over devices.
 
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    names = (name for name, bound in LAX_COLLECTIVES.items() if RECORDS[bound].over in over)
+    names = [name for name, p in LAX_COLLECTIVES.items() if RECORDS[p].collective in collectives]
     return tuple(f"jax.lax.{name}" for name in names)
 
 
@@ -96,7 +96,6 @@ plain elementwise: div log2 mul one_minus_square polynomial
 plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
 plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
 plain elementwise exact: reduce_precision round select_n sign stop_gradient xor
-
 # elements in other places
 plain moves exact: broadcast_in_dim iota reshape squeeze stack tile transpose
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
@@ -105,7 +104,6 @@ plain moves exact identity: pvary
 plain exact identity: reshard sharding_constraint
 plain exact: bitcast_convert_type device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
-
 # several elements become one, or each depends on several
 plain exact reduces: reduce_and reduce_max reduce_min reduce_or reduce_xor
 plain exact ordered: cummax cummin argmax argmin reduce_window_max reduce_window_min
@@ -120,25 +118,20 @@ plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_prod
 plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
 plain: ormqr tridiagonal_solve
 plain tied: custom_linear_solve
-
 # random numbers; rng_uniform has no key: each device has a state of its own
-plain: random_bits random_gamma
 plain unsplit: rng_bit_generator
-plain: random_clone random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
-plain: philox2x32 philox4x32 threefry4x32
+plain: philox2x32 philox4x32 random_clone random_fold_in random_seed random_split random_unwrap
+plain: random_bits random_gamma random_wrap threefry2x32 threefry4x32
 opaque: rng_uniform
-
 # functions of operands and bodies; on which platform it runs, all devices of a program agree
 plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
-
 # calls, branches, loops
 call inline: jit call closed_call
 call checkpoint: remat2
-call ruled: custom_jvp_call custom_vjp_call
+call custom_rule: custom_jvp_call custom_vjp_call
 branch: cond
 loop: scan while
-region: shard_map
-
+shard_map: shard_map
 # collectives, with the parameter that names their axes
 collective sum axes: psum psum_invariant
 collective max axes: pmax
@@ -151,7 +144,6 @@ collective permute axis_name: ppermute precv psend
 collective index axis_name: axis_index
 collective unknown axes: unreduced_psum # a sum that is still to come
 collective unknown axis_name: all_gather_reduced unreduced_reduce_scatter
-
 # what no parameter shows
 callback: debug_callback debug_print
 callback unsplit: io_callback pure_callback
@@ -162,21 +154,24 @@ opaque: call_hi_primitive stage # the first one, unless it can be expanded
 """
 
 
-def _records() -> Iterator[Primitive]:
-    """Yield the records of `TABLE`, whose lines are "kind fact fact: names # comment"."""
+def _parse_table() -> Iterator[Primitive]:
+    """Yield the records of `TABLE`, whose lines are "kind fact fact: names # comment".
+
+    "plain exact: copy" gives `Primitive(name="copy", kind="plain", exact=True)`; the facts of calls
+    and collectives are values of fields: "call inline: jit" gives `call="inline"`.
+    """
     for line in TABLE.splitlines():
-        words, _, names = line.partition("#")[0].partition(":")
-        kind, *others = words.split() or [""]
-        facts: dict[str, Any] = {}
-        for word in others:
-            if word in ("axes", "axis_name"):
-                facts["axes"] = word
-            elif kind in ("call", "collective") and not facts:
-                facts["call" if kind == "call" else "over"] = word
-            else:
-                facts[word] = True
+        description, _, names = line.partition("#")[0].partition(":")
+        kind, *facts = description.split() or [""]  # a line without names gives no record
+        fields: dict[str, Any] = {"kind": kind}
+        if kind == "call":
+            (fields["call"],) = facts
+        elif kind == "collective":
+            fields["collective"], fields["axes_param"] = facts
+        else:
+            fields |= dict.fromkeys(facts, True)
         for name in names.split():
-            yield Primitive(name=name, kind=kind, **facts)  # pyright: ignore[reportArgumentType]
+            yield Primitive(name=name, **fields)
 
 
-RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _records()}
+RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _parse_table()}

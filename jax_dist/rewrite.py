@@ -183,13 +183,13 @@ def explain(
 def _report_of(
     rewriting: RewriteDispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RewriteReport:
-    """Compile a function as it is and by `rewriting`, which has traced nothing; report on both."""
+    """Compile the function of `rewriting`, which has traced nothing, as it is and rewritten."""
     fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
-    before, program_before, failure = None, ProgramCost(), ()
+    before, cost_before, failure = None, ProgramCost(), ()
     try:
         lowered = traced.lower()
-        before, program_before = lowered, ProgramCost.measure(lowered)
+        before, cost_before = lowered, ProgramCost.measure(lowered)
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
         what = "the program does not compile as it is, so nothing is known of it"
@@ -198,18 +198,18 @@ def _report_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = rewriting.lower(args, kwargs)
-        program = rewriting.find(args, kwargs)
-    # Of one trace: what each derives again, as in `table * 2`, is another array then.
+        program = rewriting.find_program(args, kwargs)
+    # Those of one trace: in another, an array that is computed while tracing is another object.
     captured = program.trace.lifted.all_captures or find_captures(traced.jaxpr, fun)
     large = [capture for capture in captured if capture.is_worth_lifting]
-    names = [capture.name for capture in large]
-    kept = [capture.name for capture in large if capture.action == "kept"]
+    names_before = [capture.name for capture in large]
+    names_after = [capture.name for capture in large if capture.action == "kept"]
     return RewriteReport(
         name=name,
-        before=program_before,
+        before=cost_before,
         after=ProgramCost.measure(after),
-        cache_before=None if before is None else find_key_causes(before, names),
-        cache_after=find_key_causes(after, kept),
+        cache_before=None if before is None else find_key_causes(before, names_before),
+        cache_after=find_key_causes(after, names_after),
         findings=(*program.findings, *find_gradient_sums(traced.jaxpr), *failure),
         captured=captured,
     )

@@ -29,55 +29,46 @@ Captures: TypeAlias = typing.Literal["lift", "warn", "allow", "error"]
 
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
-    """Return every array that is baked into a program, at any depth, once, in program order.
-
-    The names are searched from `fun`, which is what the user wrote.
-    """
+    """Return each array in a program, at any depth, in order, with its name in the user's `fun`."""
     captures = constants.CaptureFinder().find(jaxpr)
     for identity, (name, line) in find_names(fun, captures).items():
         captures[identity].name, captures[identity].captured_at = name, line
     return tuple(captures.values())
 
 
-# --- the user's name for an array, found in the function that captures it
-#
-# Searched are what a function closes over, the globals that its code names, the objects that its
-# methods belong to, and all functions that it reaches in these. A name starts again at each
-# function, because the user sees it there.
-
-_FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
-_DEPTH = 2  # of objects in objects; containers do not count
+# Names are searched in what a function closes over, the globals that its code names, the objects
+# that its methods belong to, and all functions that it reaches in these. A name starts again at
+# each function, because the user sees it there.
+_MAX_FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
+_MAX_DEPTH = 2  # of objects in objects; containers do not count
 
 
 def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tuple[str, str]]:
-    """Return the names of arrays, and where the functions begin that capture them.
+    """Return the user's names of arrays, and the lines where the functions begin that capture them.
 
-    By array, as in `("params['w']", "train.py:10")`.
-
-    Args:
-      fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
-      arrays: the ones to name. Those that `fun` does not reach are not in the result.
+    By array, as in `{array: ("params['w']", "train.py:10")}`. Searched are `fun`, any callable, and
+    the functions that it reaches; arrays that none of them reaches are not in the result.
     """
     names: dict[Identity, tuple[str, str]] = {}
     queue = [fun]  # breadth-first: callables are appended while the loop runs
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
-    for holder in queue:
-        for variable_name, variable in _variables(holder):
-            for name, leaf in _leaves(variable, variable_name, _DEPTH):
-                if callable(leaf) and id(leaf) not in seen and len(seen) < _FUNCTIONS:
+    for function in queue:
+        for variable_name, variable in _list_variables(function):
+            for name, leaf in _list_leaves(variable, variable_name, _MAX_DEPTH):
+                if callable(leaf) and id(leaf) not in seen and len(seen) < _MAX_FUNCTIONS:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
                 if not name or not isinstance(leaf, jax.Array | np.ndarray):
                     continue  # the user has no name for it, or it is no array
                 identity = array_identity(leaf)
                 if identity in arrays:
-                    names.setdefault(identity, (name, definition(holder)))
+                    names.setdefault(identity, (name, definition(function)))  # with its line
         if len(names) == len(arrays):
             break
     return names
 
 
-def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
+def _list_variables(fun: Any) -> Iterator[tuple[str, Any]]:
     """Yield the variables that a callable can reach, as (name, value).
 
     The name is "" for a callable that is only passed through, such as `__wrapped__`: the search
@@ -112,20 +103,21 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
-def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _list_leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) of a pytree, and of attributes of its leaves down to `depth` objects."""
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # noqa: BLE001  # of a node that cannot be flattened, as keys without order
         return
-    for path, leaf in leaves:
-        leaf_name = name and name + jax.tree_util.keystr(path)
+    for keys, leaf in leaves:
+        leaf_name = name and name + jax.tree_util.keystr(keys)
         yield leaf_name, leaf
         if depth == 0 or isinstance(leaf, jax.Array | types.FunctionType | types.ModuleType):
             continue
         attributes = getattr(leaf, "__dict__", {})
         for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
-            yield from _leaves(attributes[key], leaf_name and f"{leaf_name}.{key}", depth - 1)
+            path = leaf_name and f"{leaf_name}.{key}"
+            yield from _list_leaves(attributes[key], path, depth - 1)
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -140,28 +132,26 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
     return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {advice}"
 
 
-# --- lifting
-
-
-_lifts = contextvars.ContextVar("lifts", default=False)
+_is_lifting = contextvars.ContextVar("lifts", default=False)
 
 
 @contextlib.contextmanager
 def tracing(captures: Captures) -> Iterator[None]:
-    """Record, while tracing inside, whether this program lifts what it captures.
+    """Record for `is_lifted_outside`, while a program is traced inside, whether it lifts captures.
 
-    A pmap or rewrite that is traced inside then need not warn: see `is_lifted_outside`.
+    To lift them is to make the arrays that the function captures inputs of the program. That covers
+    what a pmap or rewrite captures that is traced as a part of it, so that one need not warn.
     """
-    token = _lifts.set(captures == "lift")
+    token = _is_lifting.set(captures == "lift")
     try:
         yield
     finally:
-        _lifts.reset(token)
+        _is_lifting.reset(token)
 
 
 def is_lifted_outside() -> bool:
     """Return whether what is traced now is part of a program that lifts what it captures."""
-    return _lifts.get()
+    return _is_lifting.get()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -178,8 +168,7 @@ class Lifted:
 def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
     """Make the large captured arrays and random keys inputs of the program, or warn of them.
 
-    `fun` is searched for their names; `name` is that of the function in messages. Under the policy
-    "error", ArgumentError is raised if there are some.
+    `fun` is the user's, and `name` its name in messages. The policy "error" raises ArgumentError.
     """
     all_captures = () if policy == "allow" else find_captures(jaxpr, fun)
     worth_lifting = [capture for capture in all_captures if capture.is_worth_lifting]

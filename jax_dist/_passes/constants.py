@@ -89,14 +89,10 @@ class Capture:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
-        parts = [
-            self.type,
-            human_bytes(self.bytes),
-            f"captured at {self.captured_at}" if self.captured_at else "",
-            f"used at {self.used_at}" if self.used_at else "",
-            f"not lifted: {self.refused}" if self.refused else "",
-        ]
-        return f"{self.name}: {', '.join(filter(None, parts))}"
+        details = {"captured at": self.captured_at, "used at": self.used_at}
+        details["not lifted:"] = self.refused
+        texts = [f"{label} {detail}" for label, detail in details.items() if detail]
+        return f"{self.name}: {', '.join([self.type, human_bytes(self.bytes), *texts])}"
 
 
 class CaptureFinder:
@@ -106,12 +102,17 @@ class CaptureFinder:
         self._known: dict[int, dict[Identity, Capture]] = {}  # by the id of a jaxpr
 
     def find(self, jaxpr: Any) -> dict[Identity, Capture]:
-        """Return the arrays in a jaxpr and in the bodies in it, each once, in program order."""
+        """Return the arrays that a jaxpr and the bodies in it hold, in program order.
+
+        Of `{lambda w; x. sin(x @ w)}` that is a capture of w, by the identity of the array; it has
+        the line of `x @ w`. An array that several equations use has one capture for all.
+        """
         if id(jaxpr) in self._known:  # the program is alive, so no other has this address
             return self._known[id(jaxpr)]
         captures: dict[Identity, Capture] = {}
 
         def capture_of(value: Any) -> Capture | None:
+            """Return the capture of an array, made if there is none yet; None for other values."""
             identity = array_identity(value)
             if identity is not None and identity not in captures:
                 captures[identity] = Capture.describe(value)
@@ -124,7 +125,9 @@ class CaptureFinder:
         for eqn in opened.eqns:
             for inner in itertools.chain(*[self.find(body).values() for body in bodies(eqn)]):
                 capture = capture_of(inner.value)
-                assert capture is not None
+                assert capture is not None  # a capture has an array
+                # The first line that uses it; whether an equation takes it for a key; and the first
+                # reason not to lift it, if it is in a body that takes no more operands.
                 capture.used_at = capture.used_at or inner.used_at or interpreter.source_line(eqn)
                 capture.is_key = capture.is_key or inner.is_key
                 capture.refused = capture.refused or inner.refused or _reason_to_keep(eqn)
@@ -141,28 +144,26 @@ class CaptureFinder:
         return captures
 
 
-# --- inputs in the place of arrays
-#
 # An array in a body comes in as one more operand of the equation that holds the body, at each level
 # down to it. It is a new input, not what the program is differentiated by: the rules of a
 # custom_jvp or a custom_vjp take it for a constant.
 
 
 def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any]]:
-    """Return the program with some of its arrays as its first inputs, and what these inputs are.
+    """Return the program with some of its arrays as its first inputs, and the values of these.
 
-    `{lambda w; x. x @ w}` becomes `{lambda ; w x. x @ w}`. For a random key the input is its data:
-    a compiled program of JAX can hold no key as a constant. The program is always a new object, as
-    a cache may hold it by the old one, weakly.
+    `{lambda w; x. x @ w}` becomes `{lambda ; w x. x @ w}`, with `[w]`. For a random key the input
+    is its data, an array of integers, of which the program makes the key: where the values become
+    constants of a compiled program, JAX can hold no key.
     """
-    if not arrays:
+    if not arrays:  # a new object, which a weak dictionary can hold by the key `jaxpr`
         return ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts), []
     types = {array_identity(value): jax.typeof(value) for value in arrays}
     lifted = _Lifting(types).add_inputs(jaxpr, tuple(types))
     if not any(map(is_key, arrays)):
         return lifted, [*arrays]
 
-    def program(*inputs: Any) -> Any:
+    def wrap_keys_and_run(*inputs: Any) -> Any:
         keys_or_arrays = [
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(array)) if is_key(array) else x
             for array, x in zip(arrays, inputs, strict=False)
@@ -170,57 +171,59 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> tuple[ClosedJaxpr,
         return interpreter.evaluate(lifted, [*keys_or_arrays, *inputs[len(arrays) :]])
 
     data = [jax.random.key_data(array) if is_key(array) else array for array in arrays]
-    return jax.make_jaxpr(program)(*map(jax.typeof, data), *lifted.in_avals[len(arrays) :]), data
+    types_of_inputs = (*map(jax.typeof, data), *lifted.in_avals[len(arrays) :])
+    return jax.make_jaxpr(wrap_keys_and_run)(*types_of_inputs), data
 
 
 class _Lifting:
     """One lifting; a body that many equations share is changed once, and stays one object."""
 
     def __init__(self, types: Mapping[Identity, Any]):
-        self._types = types  # of the arrays to lift
+        self._types = types  # of the arrays to lift, by `array_identity`
         self._finder = CaptureFinder()
         self._changed: dict[Hashable, Any] = {}  # bodies, by the id of the old one and its inputs
 
-    def add_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+    def add_inputs(self, jaxpr: Any, arrays: tuple[Identity, ...]) -> Any:
         """Return a jaxpr, open or closed as it came, with these arrays as its first inputs."""
-        key = (id(jaxpr), inputs)
+        key = (id(jaxpr), arrays)
         if key not in self._changed:
-            self._changed[key] = self._rebuild(jaxpr, inputs)
+            self._changed[key] = self._rebuild(jaxpr, arrays)
         return self._changed[key]
 
-    def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+    def _rebuild(self, jaxpr: Any, arrays: tuple[Identity, ...]) -> Any:
         """Return a jaxpr with some arrays as its first inputs, in place of constants and literals.
 
-        Of `{lambda w; x. x @ w}`, where the constant `w` is an array of `inputs`, that is
-        `{lambda ; w x. x @ w}`. An equation with the array in a body gets it as an operand.
+        `{lambda w; x. x @ w}` with the constant w becomes `{lambda ; w x. x @ w}`. If the array is
+        in the body of an equation, such as a jit, so does the body, and the equation gets w as a
+        further operand. `arrays` has the `array_identity` of each, as do the keys of dictionaries.
         """
         body = open_jaxpr(jaxpr)
-        input_of = {identity: Var(self._types[identity]) for identity in inputs}
-        lifted_constants: dict[Var, Var] = {}  # to the inputs in their place
-        kept_constants: dict[Var, Any] = {}  # to their values
+        new_inputs = {identity: Var(self._types[identity]) for identity in arrays}
+        input_of: dict[Var, Var] = {}  # by the constant that it replaces
+        kept_constants: dict[Var, Any] = {}  # with their values
         for var, value in zip(body.constvars, interpreter.constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) in input_of:
-                lifted_constants[var] = input_of[identity]
+            if (identity := array_identity(value)) in new_inputs:
+                input_of[var] = new_inputs[identity]
             else:
                 kept_constants[var] = value
 
         def replace(atom: Atom) -> Atom:
             if isinstance(atom, Literal):
-                return input_of.get(array_identity(atom.val), atom)
-            return lifted_constants.get(atom, atom)
+                return new_inputs.get(array_identity(atom.val), atom)
+            return input_of.get(atom, atom)
 
         eqns = []
         for eqn in body.eqns:
             in_bodies = itertools.chain(*map(self._finder.find, bodies(eqn)))
             if needed := tuple(dict.fromkeys(key for key in in_bodies if key in self._types)):
-                change_body = functools.partial(self.add_inputs, inputs=needed)
-                eqn = _add_operands(eqn, change_body, [input_of[identity] for identity in needed])
+                change_body = functools.partial(self.add_inputs, arrays=needed)
+                eqn = _add_operands(eqn, change_body, [new_inputs[key] for key in needed])
             invars = [*map(replace, eqn.invars)]
             is_same = all(map(operator.is_, invars, eqn.invars))
             eqns.append(eqn if is_same else eqn.replace(invars=invars))
         changed = body.replace(
             constvars=[*kept_constants],
-            invars=[*input_of.values(), *body.invars],
+            invars=[*new_inputs.values(), *body.invars],
             eqns=eqns,
             outvars=[*map(replace, body.outvars)],
             debug_info=body.debug_info._replace(arg_names=None),

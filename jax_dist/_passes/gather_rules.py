@@ -1,6 +1,6 @@
 """Per-primitive rules for equations with gathered operands.
 
-A gathered value is not built: each device keeps its block, and a `Deferred` says along which
+A gathered value is not built: each device keeps its block, and a `DeferredGather` says along which
 dimension an all_gather would concatenate the blocks. Elementwise functions, and what moves, adds or
 drops other dimensions, run on the block. What reduces the gathered dimension runs on the block and
 then over devices. A whole operand (not gathered, replicated) is sliced to each device's block.
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,15 @@ class NeedsWhole(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Deferred:
-    """An all_gather that has not happened: the blocks of all devices along one dimension."""
+class DeferredGather:
+    """A value that an all_gather would give, of which each device has its own block only."""
 
     block: Any  # the atom of this device's block
     dim: int  # the gathered dimension, along which the blocks would be concatenated
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
     sites: tuple[Any, ...]  # the gathers that it comes from, which may have to be kept
-    made_by: JaxprEqn  # the equation in the user's program, whose line a report names
+    user_eqn: JaxprEqn  # the equation in the user's program, whose line a report names
 
     def block_type(self, whole: Any, dim: int) -> Any:
         """Return the type of a block of a value of type `whole`, gathered along `dim`."""
@@ -43,7 +43,7 @@ class Deferred:
         shape[dim] //= self.size
         return whole.update(shape=tuple(shape))
 
-    def keep(self, why: str, forced_by: JaxprEqn) -> None:
+    def keep_gathers(self, why: str, forced_by: JaxprEqn) -> None:
         """Keep the gathers behind the value, because `forced_by` needs it whole."""
         for site in self.sites:
             site.keep(why, forced_by)
@@ -57,7 +57,7 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blockwise:
-    """Result of a rule: the equation runs on blocks; its results stay deferred along `dim`."""
+    """Rule: run the equation on blocks; its results are blocks, too, gathered along `dim`."""
 
     dim: int
     # The parameters that hold sizes of the whole value, with those of a block.
@@ -66,24 +66,22 @@ class Blockwise:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reduction:
-    """Result of a rule: reduce on the block, and then over devices; the result is whole."""
+    """Rule: reduce each block, and then over devices; the result is whole."""
 
     collective: str  # "psum", for the report
     compute: Callable[[JaxprEqn, Values], Any]  # the equation on blocks, to its single result
 
 
-Operand: TypeAlias = Deferred | None  # None: whole
-Result: TypeAlias = Blockwise | Reduction
+Operand: TypeAlias = DeferredGather | None  # None: not gathered, so each device has all of it
+Rule: TypeAlias = Blockwise | Reduction
 
 
-def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
-    """Return what an equation becomes on blocks; `operands` has None for one that is whole.
+def find_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule:
+    """Return how to run an equation on the blocks of its gathered operands.
 
-    Of g, `[8, 3]` gathered along 0, `sin g` becomes `Blockwise(dim=0)`: each device computes the
-    sine of its block, `[1, 3]`. `reduce_sum[axes=(0,)] g` becomes a `Reduction` by psum.
-
-    Raises:
-      NeedsWhole: there is no sound rule, so the gathers behind the operands have to be kept.
+    For g, gathered along 0 to `[8, 3]`, `sin g` gives `Blockwise(dim=0)`: each device computes the
+    sine of its block, `[1, 3]`. `reduce_sum[axes=(0,)] g` gives a `Reduction` by psum. NeedsWhole
+    is raised if there is no sound rule, so that the gathers behind the operands have to be kept.
     """
     name, record = _compat.name_of(eqn), record_of(eqn)
     gathered = [operand for operand in operands if operand is not None]
@@ -92,31 +90,28 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     have_same_dim = name == "dot_general" or len({value.dim for value in gathered}) == 1
     if not have_same_dim or len({value.axes for value in gathered}) > 1:
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
-    result = None
+    rule = None
     if name == "dot_general":
-        result = _dot(eqn, operands)
+        rule = _find_rule_of_product(eqn, operands)
     elif record.elementwise:
-        result = Blockwise(first.dim)
+        rule = Blockwise(first.dim)
     elif record.reduces or name in ("argmax", "argmin"):
-        result = _reduce(eqn, first)
+        rule = _find_rule_of_reduction(eqn, first)
     elif name in _RULES:
-        result = _RULES[name](eqn, first)
-    if result is None:
+        rule = _RULES[name](eqn, first)
+    if rule is None:
         raise NeedsWhole(f"{name} needs the whole gathered value")
-    return result
+    return rule
 
 
-# --- equations that leave the value gathered
-
-
-def _broadcast(eqn: JaxprEqn, gathered: Deferred) -> Result:
+def _broadcast(eqn: JaxprEqn, gathered: DeferredGather) -> Rule:
     """Broadcast each block: `[8] -> [5, 8]`, gathered along 0, gives `[5, 1]`, gathered along 1."""
     dim = int(eqn.params["broadcast_dimensions"][gathered.dim])
     shape = gathered.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
-def _reshape(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
+def _reshape(eqn: JaxprEqn, gathered: DeferredGather) -> Rule | None:
     """Reshape each block, if the blocks of the result are contiguous along one dimension, too.
 
     With 8 blocks along 0, `[8, 2, 3] -> [16, 3]` reshapes each block `[1, 2, 3]` to `[2, 3]`. None
@@ -134,7 +129,7 @@ def _reshape(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
     return None
 
 
-_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
+_RULES: dict[str, Callable[[JaxprEqn, DeferredGather], Rule | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": lambda eqn, first: Blockwise(list(eqn.params["permutation"]).index(first.dim)),
     # The gathered dimension is longer than 1, so it stays.
@@ -144,29 +139,27 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
 }
 
 
-# --- reductions of the gathered dimension
+def _find_rule_of_reduction(eqn: JaxprEqn, gathered: DeferredGather) -> Rule | None:
+    """Return how to reduce a gathered value of which each device has a block only.
 
-
-def _reduce(eqn: JaxprEqn, gathered: Deferred) -> Result | None:
-    """Reduce each block; and then over devices, if the gathered dimension is reduced.
-
-    Of `[8, 3]` gathered along 0, a sum over dimension 1 is `[8]`, gathered along 0; a sum over 0 is
-    the sum of each block, and a psum of these. None if no collective gives the same result: for a
-    product, a sum whose bits depend much on its order, a maximum of a type without an order.
+    For g, gathered from 8 devices along 0 to `[8, 3]`: a sum over dimension 1 is computed on each
+    block, and its result, `[8]`, is still gathered along 0. A sum over dimension 0 is the sum of
+    each block and then a psum. None if no collective gives the same result, as for a product.
     """
-    dims, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
-    if gathered.dim not in dims:
-        return Blockwise(_index_without(gathered.dim, dims))
-    aval: Any = eqn.outvars[0].aval
-    if name == "reduce_sum" and not is_low_precision(aval.dtype):
-        return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], gathered.axes))
-    has_order = any(jnp.issubdtype(aval.dtype, kind) for kind in _TYPES)
-    if name not in ("reduce_max", "reduce_min") or not has_order:
+    name, reduced_dims = _compat.name_of(eqn), tuple(map(int, eqn.params["axes"]))
+    if gathered.dim not in reduced_dims:
+        return Blockwise(_index_without(gathered.dim, reduced_dims))
+    mesh_axes, result_type = gathered.axes, cast(Any, eqn.outvars[0].aval)
+    # In 16 bits, a sum in another order would be another number.
+    if name == "reduce_sum" and not is_low_precision(result_type.dtype):
+        return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], mesh_axes))
+    is_ordered = any(jnp.issubdtype(result_type.dtype, kind) for kind in _ORDERED_TYPES)
+    if name not in ("reduce_max", "reduce_min") or not is_ordered:
         return None
-    # One function for both, with a gradient of its own: elements that tie on different devices
-    # share it, as they do in reduce_max of the whole value.
+    # One function for both steps, for its gradient: where elements of several devices are equal to
+    # the maximum, they share it, as they do in reduce_max of the whole value.
     kind = name.removeprefix("reduce_")
-    return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(dims), gathered.axes))
+    return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], reduced_dims, mesh_axes))
 
 
 def _index_without(dim: int, removed: Sequence[int]) -> int:
@@ -179,18 +172,15 @@ def is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-# --- products
+def _find_rule_of_product(eqn: JaxprEqn, operands: Sequence[Operand]) -> Rule | None:
+    """Return how to compute a `dot_general` over a gathered dimension: products and a psum.
 
-
-def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
-    """Return the rule for a product: each device multiplies its blocks, and a psum adds these up.
-
-    Of `[8] @ [8, 3]`, gathered from 8 devices along the 8, each device multiplies its own number by
-    its own row. None if the gathered dimension is not contracted.
-
-    Raises:
-      NeedsWhole: the psum would send more bytes than the gather.
+    For `g @ w`, with g gathered from 8 devices to `[8]`, and w `[8, 3]`, each device multiplies its
+    own number of g by its own row of w, and a psum adds the products up. `operands` has None for w,
+    which is not gathered. Returns None if the gathered dimension is not summed over; NeedsWhole is
+    raised if the psum would send more bytes than the gather.
     """
+    # By side, 0 for left and 1 for right; both, if they are gathered alike.
     gathered = {side: operand for side, operand in enumerate(operands) if operand is not None}
     is_contracted = any(
         all(pair[side] == operand.dim for side, operand in gathered.items())
@@ -205,13 +195,14 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result | None:
     gathered_bytes = sum(bytes_of(eqn.invars[side].aval) for side in gathered)
     if 2 * bytes_of(product_type) > gathered_bytes:
         raise NeedsWhole("a psum of the product would send more than the gather")
-    widens, precision = is_low_precision(product_type.dtype), eqn.params["precision"]
-    if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
-        return None  # it says in which type the product is
+    # As of a whole product, a result in 16 bits is rounded once, after the sum over devices.
+    sums_in_float32, precision = is_low_precision(product_type.dtype), eqn.params["precision"]
+    if sums_in_float32 and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return None  # it fixes the type of the sums
     mesh_axes = next(iter(gathered.values())).axes  # the same of both
 
     def compute(eqn: JaxprEqn, blocks: Values) -> Any:
-        if widens:  # rounded once, after the sum over devices, as the whole product would be
+        if sums_in_float32:
             eqn = eqn.replace(params={**eqn.params, "preferred_element_type": jnp.float32})
         (product,) = replay(eqn, blocks)
         return lax.convert_element_type(lax.psum(product, mesh_axes), product_type.dtype)
@@ -225,16 +216,16 @@ def _contracted_dims(eqn: JaxprEqn) -> list[tuple[int, int]]:
     return list(zip(map(int, left), map(int, right), strict=True))
 
 
-def dimension_to_slice(eqn: JaxprEqn, position: int, gathered: Deferred) -> int | None:
-    """Return the dimension along which a whole operand is sliced to a block for this device.
+def find_dim_to_slice(eqn: JaxprEqn, position: int, gathered: DeferredGather) -> int | None:
+    """Return the dimension along which each device takes a slice of an operand, the one it needs.
 
-    In `mul g w`, with g `[8, 3]` gathered along 0 and w `[8, 1]` whole, that is 0; in a product the
-    dimension contracted with the gathered one. None if each block needs all: of a scalar, or a w of
-    `[1, 3]`, broadcast along 0. The operand is at `position`, and `gathered` is another one.
+    For g, gathered from 8 devices to `[8, 3]`, each has one row. In `mul g w`, it needs that row of
+    w, too: 0. In `w @ g`, it needs a column of w: 1. None if it needs all: of a w that is a number,
+    or `[1, 3]` and broadcast. `position` is that of w in `eqn`, and `gathered` is g.
     """
     if _compat.name_of(eqn) == "dot_general":
         other = 1 - position
-        pairs = _contracted_dims(eqn)
+        pairs = _contracted_dims(eqn)  # one of them has `gathered.dim`, by the rule of products
         return next(pair[position] for pair in pairs if pair[other] == gathered.dim)
     shape = _shape(eqn.invars[position])
     is_broadcast = not shape or shape[gathered.dim] == 1
@@ -250,15 +241,13 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-# --- maximum and minimum over devices
-#
 # `lax.pmax` drops a NaN on CPU and cannot be differentiated. Here floats are compared as integers
 # of the same order, in which a NaN (made positive for a maximum, negative for a minimum) wins.
 
 _Names: TypeAlias = tuple[Any, ...]
 _EXTREMES = {"max": (lax.reduce_max, lax.pmax), "min": (lax.reduce_min, lax.pmin)}
-_ORDERED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
-_TYPES = (jnp.bool_, jnp.integer, jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
+_INTEGERS = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
+_ORDERED_TYPES = (jnp.bool_, jnp.integer, jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
 
 
 def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> jax.Array:
@@ -272,14 +261,17 @@ def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> ja
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
-    """Return the extreme of floats, which is NaN if one of them is; see `extreme`."""
+    """Return the "max" or "min" of floats, NaN if one is; see `extreme` for the arguments.
+
+    Over devices, `lax.pmax` of floats may lose a NaN. So the bits are compared, as integers.
+    """
     reduce_local, reduce_over_devices = _EXTREMES[kind]
-    # Its sign puts a NaN above all numbers for a maximum, and below all for a minimum.
+    # As an integer, a positive NaN is larger than all numbers, and a negative one smaller.
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
     local = reduce_local(x, axes)
     local = jnp.where(jnp.isnan(local), nan, local)
-    integers = _flip(lax.bitcast_convert_type(local, _ORDERED[x.dtype.itemsize]))
-    return lax.bitcast_convert_type(_flip(reduce_over_devices(integers, names)), x.dtype)
+    integers = _order_bits(lax.bitcast_convert_type(local, _INTEGERS[x.dtype.itemsize]))
+    return lax.bitcast_convert_type(_order_bits(reduce_over_devices(integers, names)), x.dtype)
 
 
 @_extreme_float.defjvp
@@ -294,7 +286,7 @@ def _extreme_float_jvp(
     return value, total(dx * reached) / total(reached)
 
 
-def _flip(bits: jax.Array) -> jax.Array:
+def _order_bits(bits: jax.Array) -> jax.Array:
     """Map bits of floats to integers of the same order, and back: negative floats count down."""
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)

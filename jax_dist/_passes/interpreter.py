@@ -82,9 +82,6 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     return primitives.record(_compat.name_of(eqn))
 
 
-# --- the operands and results of loops and branches in their bodies
-
-
 def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
     """Return for each body of a call, loop or branch the operand number of each of its inputs.
 
@@ -118,9 +115,6 @@ def loop_counts(eqn: JaxprEqn) -> LoopCounts:
     return LoopCounts(*_compat.scan_counts(eqn.params))
 
 
-# --- evaluation
-
-
 def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
     """Evaluate a jaxpr, with its constants or without if it has none, in the current trace."""
     # As one call of what is traced already: to bind each equation again takes about as long as to
@@ -132,12 +126,9 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
 def run(
     jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
 ) -> Values:
-    """Evaluate a jaxpr equation by equation, in the context of now; return its results.
+    """Evaluate a jaxpr on `args` equation by equation, in the context of now; return its results.
 
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handler_of: returns the function that evaluates an equation, or None to bind it as it is.
+    `handler_of` returns the function that evaluates an equation, or None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
     inputs = [*body.constvars, *body.invars]
@@ -225,9 +216,6 @@ def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
     return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
 
 
-# --- programs with some equations changed
-
-
 class Builder:
     """A jaxpr that is being built from the equations of other ones.
 
@@ -237,7 +225,7 @@ class Builder:
     def __init__(self, source: Any) -> None:
         self.source = source
         self.eqns: list[JaxprEqn] = []
-        # What variables of the others became here, if another atom; or a `Deferred` of gathers.
+        # What variables of the others became here, if another atom; or a `DeferredGather`.
         self.env: dict[Any, Any] = {}
         self.is_changed = False  # whether the result differs from `source`
 

@@ -31,14 +31,14 @@ Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, ou
 class _Route:
     """A shard_map that replaces one custom_partitioning call."""
 
-    op: str
+    op: str  # the name of the user's function
     mesh: Mesh
     lower: Callable[..., Any]  # from partition(): the op on blocks, in the trees of the op
     in_tree: Any
     layout: CallLayout  # how partition() wants the values of the call
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run the op on global arrays; the results have the types of the replaced call."""
+        """Run the op on global arrays: by its lowering on each device's blocks, in a shard_map."""
 
         def body(*blocks: jax.Array) -> Values:
             return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
@@ -46,6 +46,7 @@ class _Route:
         body.__name__ = body.__qualname__ = self.op
         mapped = jax.shard_map(
             body,
+            # If a mesh is set in the context, shard_map takes no other object than that.
             mesh=self.mesh if jax.sharding.get_abstract_mesh().empty else None,
             in_specs=self.layout.operands,
             out_specs=list(self.layout.results),
@@ -74,9 +75,6 @@ def plan_partitioning(
       specs: by the name of an op, the specs of its operands (a sequence) and of its results (one,
         or a sequence), in place of those that the compiler would choose.
 
-    Returns:
-      The plan. It changes nothing if there is no such equation, or only one device.
-
     Raises:
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
@@ -93,14 +91,13 @@ def plan_partitioning(
     # On one device, JAX puts the body of the op into the program itself.
     if not calls or not meshes or meshes[0].size == 1:
         return PassPlan(None)
-    why = ""
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
     elif not meshes[0].are_all_axes_auto:
         why = "the mesh has axes that are not Auto, on which shardings are types"
-    if why:
-        return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))
-    return _route_calls(program, calls, meshes[0], in_shardings, specs)
+    else:
+        return _route_calls(program, calls, meshes[0], in_shardings, specs)
+    return PassPlan(None, tuple(_finding(eqn, "", why) for eqn in calls))
 
 
 def _route_calls(
@@ -129,7 +126,7 @@ def _route_calls(
                 raise ValueError("it stands in a shard_map over some axes only, or another mesh")
             if name in specs:
                 layout = _layout_from_specs(eqn, *specs[name])
-            routes[id(eqn)] = _ask_partition(eqn, layout, mesh)
+            routes[id(eqn)] = _route_by_partition(eqn, layout, mesh)
             findings.append(_finding(eqn, str(routes[id(eqn)])))
         except (NotImplementedError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0].rstrip(":.")
@@ -149,30 +146,29 @@ def _layout_from_specs(eqn: JaxprEqn, in_specs: Sequence[P], out_specs: Any) -> 
     return CallLayout.make(eqn, in_specs, results)
 
 
-def _ask_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Route:
-    """Call the op's `partition` with the shardings of `layout`; return its answer as a shard_map.
+def _route_by_partition(eqn: JaxprEqn, layout: CallLayout | None, mesh: Mesh) -> _Route:
+    """Return the shard_map that an op asks for if its values are sharded as in `layout`.
 
-    `partition(*static_args, mesh, arguments, results)` gives a function of blocks, and the
-    shardings that this wants; for an op on rows, P("i", None) where P("i", "j") was asked.
-
-    Raises:
-      ValueError: no shard_map can express the answer; or JAX or the op raises it, a TypeError or a
-        NotImplementedError.
+    The op's `partition(*static_args, mesh, operand_types, result_types)` is called with types that
+    have these shardings. It returns a mesh, a function of each device's blocks, and the shardings
+    of results and operands for that; those may be others than in `layout`: for an op on rows,
+    P("i", None) in place of P("i", "j"). ValueError is raised if no shard_map can express them, and
+    perhaps by JAX or the op, as are TypeError and NotImplementedError.
     """
     params, in_tree, out_tree = eqn.params, eqn.params["in_tree"], eqn.params["out_tree"]
     if layout is None:
         raise ValueError("jax_use_shardy_partitioner is off, so its specs are unknown: give specs=")
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
-    operands = _sharded_types(eqn.invars, layout.operands, mesh)
-    results = _sharded_types(eqn.outvars, layout.results, mesh)
-    _, lower, out_shardings, in_shardings = params["partition"](
-        *params["static_args"], mesh, in_tree.unflatten(operands), out_tree.unflatten(results)
-    )
+    operand_types = _sharded_types(eqn.invars, layout.operands, mesh)
+    result_types = _sharded_types(eqn.outvars, layout.results, mesh)
+    types = in_tree.unflatten(operand_types), out_tree.unflatten(result_types)
+    answer = params["partition"](*params["static_args"], mesh, *types)
+    _, lower, out_shardings, in_shardings = answer
     in_specs = _specs_from_partition(in_tree.flatten_up_to(in_shardings), mesh)
     out_specs = _specs_from_partition(out_tree.flatten_up_to(out_shardings), mesh)
     route = _Route(_name_of(eqn), mesh, lower, in_tree, CallLayout.make(eqn, in_specs, out_specs))
-    traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
+    traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operand_types)
     for var, out_aval in zip(eqn.outvars, traced.out_avals, strict=True):
         expected, actual = _describe_type(var.aval), _describe_type(out_aval)
         if actual != expected:

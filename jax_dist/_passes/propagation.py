@@ -24,9 +24,6 @@ from jax_dist._passes.interpreter import Values
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
 
-# --- the mesh
-
-
 def find_meshes(eqns: Iterable[JaxprEqn]) -> list[Mesh]:
     """Return the meshes with devices that equations name, each once, in order.
 
@@ -64,9 +61,6 @@ def _meshes_among(candidates: Iterable[Any]) -> list[Mesh]:
     """Return those with devices, which an AbstractMesh has not, each once."""
     meshes = [mesh for mesh in candidates if isinstance(mesh, Mesh) and not mesh.empty]
     return list(dict.fromkeys(meshes))
-
-
-# --- the shardings of the calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,17 +106,21 @@ def layouts_of(
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    """Lower a program with each call in a scope, "jax_dist_site_3"; `numbers` has 3 by its `id`."""
+    """Lower a program so that its calls of custom_partitioning can be found again in the module.
+
+    `numbers` has a number for the `id` of each call. Call 3 is lowered in the named scope
+    "jax_dist_site_3", which is part of its location in the module.
+    """
 
     def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
-        # The barrier is an operation in the module that carries the shardings of the operands.
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
+            # Shardings are attributes of operations: the barrier has those of the operands.
             return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
 
     marked = interpreter.replace_equations(jaxpr, dict.fromkeys(numbers, bind_in_scope))
 
     def program(anchor: jax.Array, *args: jax.Array) -> Values:
-        del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
+        del anchor  # on the whole mesh, for which JAX then lowers, even if nothing else is on it
         return interpreter.evaluate(marked, args)
 
     types = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]  # of the anchor
@@ -133,9 +131,6 @@ def _lower_with_scopes(
         options = {"sharding": sharding if is_on_mesh else None, "weak_type": aval.weak_type}
         types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options))
     return jax.jit(program, keep_unused=True).lower(*types)
-
-
-# --- what Shardy writes into the module
 
 
 def _read_layouts(module: Any) -> dict[int, CallLayout]:

@@ -24,17 +24,15 @@ _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
 def evaluate(jaxpr: Any, args: Sequence[Any], handler_of: _HandlerOf = lambda _: None) -> Values:
-    """Return the results of a jaxpr, with each equation bound again in the current context.
+    """Return the results of a jaxpr on `args`, each equation bound again in the current context.
 
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handler_of: gives what to do with an equation instead; None for the usual.
+    `handler_of` replaces equations: for these it returns a function `(eqn, values) -> results`, to
+    which the values of the operands are passed, and for all others None.
     """
     context = interpreter.context_here()
     bind = lambda eqn, values: bind_again(eqn, values, handler_of, context)
-    outs = interpreter.run(jaxpr, args, lambda _: bind)
-    return untie_literals(interpreter.open_jaxpr(jaxpr).outvars, outs)
+    outs = interpreter.run(jaxpr, args, lambda eqn: bind)  # the same function for all equations
+    return drop_mesh_of_literals(interpreter.open_jaxpr(jaxpr).outvars, outs)
 
 
 def bind_again(
@@ -42,24 +40,25 @@ def bind_again(
 ) -> Values:
     """Return the results of one equation on values, typed for the mesh of the current context.
 
-    Its handler computes them if it has one; else its primitive is bound again, with its bodies
-    traced again. `context` is the one that JAX gives to new equations, if the caller has it.
+    `handler_of` is asked about this equation and those in its bodies, see `evaluate`. `context` is
+    the one that JAX gives to new equations, if the caller has it.
     """
-    values = untie_literals(eqn.invars, values)
+    values = drop_mesh_of_literals(eqn.invars, values)
     if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
     evaluate_body = functools.partial(evaluate, handler_of=handler_of)
-    name, record = _compat.name_of(eqn), record_of(eqn)
-    if record.call == "inline":
+    name, call = _compat.name_of(eqn), record_of(eqn).call
+    if call == "inline":  # a jit
         (inner,) = interpreter.bodies(eqn)
-        call = lambda *args: evaluate_body(inner, args)
-        call.__name__ = call.__qualname__ = eqn.params.get("name", name)
-        return jax.jit(call)(*values)
-    if record.call == "ruled":
+        run_inner = lambda *args: evaluate_body(inner, args)
+        run_inner.__name__ = run_inner.__qualname__ = eqn.params.get("name", name)
+        return jax.jit(run_inner)(*values)
+    if call == "custom_rule":  # a custom_jvp or custom_vjp
         return _call_without_rule(eqn, values, evaluate_body)
     if name == "shard_map":
         return _call_shard_map(eqn, values, evaluate_body)
-    # A NamedSharding, such as `out_sharding`, is of the mesh of the first trace.
+    # All others keep their parameters, except for bodies, which are traced again, and shardings: a
+    # NamedSharding, such as `out_sharding`, is of the mesh of the first trace.
     params = {k: None if isinstance(v, NamedSharding) else v for k, v in eqn.params.items()}
     eqn = eqn.replace(ctx=context or interpreter.context_here(), params=params)
     trace_body = functools.partial(_trace_again, evaluate_body)
@@ -120,17 +119,19 @@ def _call_without_rule(eqn: JaxprEqn, values: Values, evaluate_body: _Evaluate) 
     return call(*values)
 
 
-def untie_literals(atoms: Sequence[Atom], values: Values) -> Values:
+def drop_mesh_of_literals(atoms: Sequence[Atom], values: Values) -> Values:
     """Return the values of atoms, with those of literals as Python or NumPy values.
 
     JAX may hold a literal as an array whose type names a mesh: `Array(2.0)`, weakly typed, becomes
     the Python number 2.0, which can be combined with arrays on any mesh.
     """
     pairs = zip(atoms, values, strict=True)
-    return [_untie_literal(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
+    return [
+        _drop_mesh_of_literal(atom) if isinstance(atom, Literal) else value for atom, value in pairs
+    ]
 
 
-def _untie_literal(literal: Literal) -> Any:
+def _drop_mesh_of_literal(literal: Literal) -> Any:
     """Return a literal as a Python number if it has the type of one, else as a NumPy array."""
     aval: Any = literal.aval
     if is_key(literal.val):

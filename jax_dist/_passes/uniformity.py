@@ -17,149 +17,154 @@ from jax_dist import _compat
 from jax_dist._passes import interpreter
 from jax_dist._passes.interpreter import bodies, open_jaxpr, operands_of_bodies, record_of
 
-Same: TypeAlias = frozenset[Any]  # the names of axes along which all devices hold the same
-Facts: TypeAlias = Mapping[Any, Same]  # by variable
+# Names of mesh axes. Of a value, those along which it is replicated: all devices hold the same.
+Axes: TypeAlias = frozenset[Any]
 
-NOWHERE: Same = frozenset()
-_PURE_KINDS = ("plain", "call", "branch", "loop")  # equal operands give equal results
+NO_AXES: Axes = frozenset()
 
 
-class Invariance:
-    """Analysis of bodies; what it finds is kept, because loops ask for the same bodies again.
+class ReplicationAnalysis:
+    """Analysis of along which mesh axes the values in jaxprs are replicated.
 
-    `Same` is the set of mesh axes along which all devices hold the same value. A `scope` holds the
-    axes of the shard_maps around a body: all that its collectives may name.
+    `manual_axes` are those of all shard_maps around a jaxpr, which its collectives may name. The
+    axes of its values are cached, because loops ask for the same jaxprs again.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, dict[Any, Same]] = {}
+        self._cache: dict[Hashable, dict[Any, Axes]] = {}
 
-    def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
-        """Return for every variable of a body the axes along which it is the same on all devices.
+    def analyze_values(
+        self, jaxpr: Any, inputs: Sequence[Axes], manual_axes: Axes
+    ) -> Mapping[Any, Axes]:
+        """Return for every variable of a jaxpr the mesh axes along which it is replicated.
 
-        Of `{ lambda ; a b. let c = mul a b in (c,) }` with `ins` of `[{"i", "j"}, {"i"}]` that is
-        `{a: {"i", "j"}, b: {"i"}, c: {"i"}}`.
-
-        Args:
-          body: open or closed.
-          ins: these axes for each input variable.
-          scope: the axes of the shard_maps around the body; constants are the same along them all.
+        `inputs` has these axes for the inputs. Of `{ lambda ; a b. let c = mul a b in (c,) }` with
+        `inputs` of `[{"i", "j"}, {"i"}]` that is `{a: {"i", "j"}, b: {"i"}, c: {"i"}}`. Constants
+        are replicated along all `manual_axes`.
         """
-        body = open_jaxpr(body)
-        key = (body, tuple(ins), scope)
-        if key in self._known:
-            return self._known[key]
-        facts: dict[Any, Same] = dict.fromkeys(body.constvars, scope)
-        facts.update(zip(body.invars, ins, strict=True))
-        for eqn in body.eqns:
-            operands = same_of(eqn.invars, facts, scope)
-            facts.update(zip(eqn.outvars, self._results(eqn, operands, scope), strict=True))
-        self._known[key] = facts
-        return facts
+        jaxpr = open_jaxpr(jaxpr)
+        key = (jaxpr, tuple(inputs), manual_axes)
+        if key in self._cache:
+            return self._cache[key]
+        axes_of: dict[Any, Axes] = dict.fromkeys(jaxpr.constvars, manual_axes)
+        axes_of.update(zip(jaxpr.invars, inputs, strict=True))
+        for eqn in jaxpr.eqns:
+            operands = look_up_axes(eqn.invars, axes_of, manual_axes)
+            results = self._analyze_eqn(eqn, operands, manual_axes)
+            axes_of.update(zip(eqn.outvars, results, strict=True))
+        self._cache[key] = axes_of
+        return axes_of
 
-    def outputs(self, body: Any, ins: Sequence[Same], scope: Same) -> list[Same]:
-        """Return for each result of a body the axes along which it is the same; see `facts`."""
-        return same_of(open_jaxpr(body).outvars, self.facts(body, ins, scope), scope)
+    def analyze_results(self, jaxpr: Any, inputs: Sequence[Axes], manual_axes: Axes) -> list[Axes]:
+        """Return the axes along which a jaxpr's results are replicated; see `analyze_values`."""
+        axes_of = self.analyze_values(jaxpr, inputs, manual_axes)
+        return look_up_axes(open_jaxpr(jaxpr).outvars, axes_of, manual_axes)
 
-    def body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
-        """Return for each body of an equation the axes along which each of its inputs is the same.
+    def analyze_body_inputs(
+        self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes
+    ) -> list[list[Axes]]:
+        """Return for each body of an equation the axes along which its inputs are replicated.
 
-        `ins` has these axes for the operands, and `scope` is that of the equation. In a loop they
-        hold for all iterations. Inputs of other bodies, as of a custom primitive, get no axes.
+        `operands` has these axes for each operand of the equation. For `cond index a b` with two
+        branches, `[{"i"}, {"i"}, {}]` gives `[[{"i"}, {}], [{"i"}, {}]]`: both take a and b.
+        `manual_axes` are the axes of the shard_maps around the equation.
         """
         kind = record_of(eqn).kind
-        if kind == "region":
-            # Along a new axis, all devices get the same block if the spec does not name the axis.
-            new_axes = frozenset(eqn.params["newly_manual_axes"]) - scope
-            pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
-            return [[same | (new_axes - sharded_over) for same, sharded_over in pairs]]
-        if kind not in ("branch", "call", "loop"):
-            return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
+        if kind == "shard_map":
+            # Along its axes all devices get the same block, but along those that the spec names.
+            new_axes = frozenset(eqn.params["newly_manual_axes"]) - manual_axes
+            sharded_axes = map(find_sharded_axes, eqn.params["in_specs"])
+            pairs = zip(operands, sharded_axes, strict=True)
+            return [[replicated | (new_axes - sharded) for replicated, sharded in pairs]]
+        if kind not in ("branch", "call", "loop"):  # how operands become inputs is not known
+            return [[NO_AXES] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
         if kind == "loop":
-            ins = self._operands_in_all_iterations(eqn, list(ins), scope)
-        return [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
+            operands = self._analyze_loop(eqn, operands, manual_axes)
+        return [[operands[n] for n in numbers] for numbers in operands_of_bodies(eqn)]
 
-    def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        """Return for each result of an equation the axes along which it is the same.
+    def _analyze_eqn(self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes) -> list[Axes]:
+        """Return for each result of an equation the mesh axes along which it is replicated.
 
         `operands` has these axes for each operand: for `c = mul a b`, `[{"i", "j"}, {"i"}]` gives
-        `[{"i"}]`. A callback and an unknown primitive give no axes.
+        `[{"i"}]`. `manual_axes` are all axes of the shard_maps around the equation: those that its
+        collectives may name. What a callback or an unknown primitive returns may differ along all.
         """
+        shared_axes = manual_axes.intersection(*operands)  # along which all operands are replicated
+        axes = NO_AXES  # of each result
         match record_of(eqn).kind:
             case "plain":
-                # How it connects its bodies is not known, so they may hold nothing that differs.
+                # How it connects its bodies is unknown: equal operands have to give equal results.
                 inner = itertools.chain(*map(interpreter.equations, bodies(eqn)))
-                is_known = all(record_of(e).kind in _PURE_KINDS for e in inner)
-                axes = scope.intersection(*operands) if is_known else NOWHERE
+                if all(record_of(e).kind in ("plain", "call", "branch", "loop") for e in inner):
+                    axes = shared_axes
             case "collective":
-                axes = _same_after_collective(eqn, scope.intersection(*operands), scope)
+                axes = _apply_collective(eqn, shared_axes, manual_axes)
             case "call":
-                return self.outputs(bodies(eqn)[0], operands, scope)
+                return self.analyze_results(bodies(eqn)[0], operands, manual_axes)
             case "branch":  # devices that take different branches get different results
                 index, *others = operands
-                branches = [self.outputs(body, others, scope) for body in bodies(eqn)]
+                branches = [self.analyze_results(b, others, manual_axes) for b in bodies(eqn)]
                 return [index.intersection(*results) for results in zip(*branches, strict=True)]
             case "loop":
-                settled = self._operands_in_all_iterations(eqn, operands, scope)
+                operands = self._analyze_loop(eqn, operands, manual_axes)
                 counts = interpreter.loop_counts(eqn)
-                carries = settled[counts.constants : counts.first_x]
+                carries = operands[counts.constants : counts.first_x]
                 if _compat.name_of(eqn) == "while":
                     return carries
-                outs = self.outputs(eqn.params["jaxpr"], settled, scope)
-                return [*carries, *outs[counts.carries :]]
-            case "region":
-                (inputs,) = self.body_inputs(eqn, operands, scope)
-                inside = scope | frozenset(eqn.params["newly_manual_axes"])
-                return [same & scope for same in self.outputs(bodies(eqn)[0], inputs, inside)]
+                results = self.analyze_results(eqn.params["jaxpr"], operands, manual_axes)
+                return [*carries, *results[counts.carries :]]
+            case "shard_map":
+                (inputs,) = self.analyze_body_inputs(eqn, operands, manual_axes)
+                axes_inside = manual_axes | frozenset(eqn.params["newly_manual_axes"])
+                results = self.analyze_results(bodies(eqn)[0], inputs, axes_inside)
+                return [replicated & manual_axes for replicated in results]
             case "opaque" if (expanded := _compat.expand(eqn)) is not None:
-                return self.outputs(expanded, operands, scope)
-            case _:
-                axes = NOWHERE
+                return self.analyze_results(expanded, operands, manual_axes)
         return [axes] * len(eqn.outvars)
 
-    def _operands_in_all_iterations(
-        self, eqn: JaxprEqn, ins: list[Same], scope: Same
-    ) -> list[Same]:
-        """Return for each operand of a loop the axes along which it is the same in all iterations.
+    def _analyze_loop(self, eqn: JaxprEqn, operands: list[Axes], manual_axes: Axes) -> list[Axes]:
+        """Return the axes along which each operand of a loop is replicated in all iterations.
 
-        `ins` has these axes before the loop. A carry loses axes with each pass over the body, until
-        no further one is lost: 0, to which each iteration adds `axis_index("i")`, is the same along
-        "i" only before the first one.
+        `operands` has these axes before the first one. A carry that starts as 0 has `{"i"}` there;
+        it has `{}` in the result if each iteration adds `axis_index("i")` to it.
         """
         counts = interpreter.loop_counts(eqn)
+        replicated = list(operands)
         while True:
-            inputs = [[ins[n] for n in operands] for operands in operands_of_bodies(eqn)]
-            outs = map(self.outputs, bodies(eqn), inputs, itertools.repeat(scope))
-            *conditions, results = outs  # a scan has no condition
-            # Where the condition of a while loop differs, devices leave it at different times.
-            continues = scope.intersection(*itertools.chain(*conditions))
-            settled = list(ins)
+            # One body of a scan; the condition and the body of a while loop.
+            *conditions, results = [
+                self.analyze_results(body, [replicated[n] for n in numbers], manual_axes)
+                for body, numbers in zip(bodies(eqn), operands_of_bodies(eqn), strict=True)
+            ]
+            # Along other axes than these, devices may leave the loop at different times.
+            axes_of_condition = manual_axes.intersection(*itertools.chain(*conditions))
+            before = list(replicated)
             for number in range(counts.carries):
-                settled[counts.constants + number] &= results[number] & continues
-            if settled == ins:
-                return ins
-            ins = settled
+                replicated[counts.constants + number] &= results[number] & axes_of_condition
+            if replicated == before:  # one more iteration takes no further axis away
+                return replicated
 
 
-def _same_after_collective(eqn: JaxprEqn, same: Same, scope: Same) -> Same:
-    """Return the axes along which a collective's results are the same; `same` is of its operands.
+def _apply_collective(eqn: JaxprEqn, operand_axes: Axes, manual_axes: Axes) -> Axes:
+    """Return the axes along which a collective's results are replicated, from its operands' axes.
 
-    A psum over "i" of what is the same along "j" gives `{"i", "j"}`; axis_index takes "i" away.
+    A psum over "i" of what is replicated along "j" gives `{"i", "j"}`. An all_to_all over "i" of
+    what is replicated along both gives `{"j"}`: each device gets another part.
     """
-    record, over = record_of(eqn), frozenset(interpreter.named_axes(eqn))
-    if record.over == "unknown":
-        return NOWHERE
-    # In groups, devices of other groups get other results. And even of equal operands, a scatter
-    # gives other parts, and a permutation gives zeros to some.
-    is_unified = record.makes_alike and eqn.params.get("axis_index_groups") is None
-    return same | (over & scope) if is_unified else same - over
+    record, named_axes = record_of(eqn), frozenset(interpreter.named_axes(eqn))
+    if record.collective == "unknown":
+        return NO_AXES
+    # In groups, devices of other groups get other results.
+    if record.makes_replicated and eqn.params.get("axis_index_groups") is None:
+        return operand_axes | (named_axes & manual_axes)
+    return operand_axes - named_axes
 
 
-def same_of(atoms: Sequence[Any], facts: Facts, scope: Same) -> list[Same]:
-    """Return for each atom the axes along which it is the same: of a literal, those of `scope`."""
-    return [scope if isinstance(atom, Literal) else facts[atom] for atom in atoms]
+def look_up_axes(atoms: Sequence[Any], axes_of: Mapping[Any, Axes], all_axes: Axes) -> list[Axes]:
+    """Return the axes along which atoms are replicated: a literal is along `all_axes`."""
+    return [all_axes if isinstance(atom, Literal) else axes_of[atom] for atom in atoms]
 
 
-def cut_along(spec: Any) -> Same:
-    """Return the mesh axes that a PartitionSpec shards over."""
+def find_sharded_axes(spec: Any) -> Axes:
+    """Return the mesh axes that a PartitionSpec names: `{"i", "j"}` of `P(("i", "j"), None)`."""
     return frozenset(itertools.chain(*map(interpreter.names_of, spec)))

@@ -283,7 +283,7 @@ def collectives(jaxpr: Any) -> list[str]:
         name, record = _compat.name_of(eqn), record_of(eqn)
         axis_names = named_axes(eqn)
         # Some primitives have an axis name and send nothing, as axis_index.
-        is_local = record.identity or record.over == "index"
+        is_local = record.identity or record.collective == "index"
         if name == "sharding_constraint" or (axis_names and not is_local):
             types = ", ".join(describe(var.aval) for var in eqn.invars)
             over = f" over {', '.join(map(str, axis_names))}" if axis_names else ""

@@ -1,4 +1,1 @@
-"""The function that `rewrite` returns: its trace goes through `_passes`, and becomes programs.
-
-`program` has the calls, `remesh` the pass that moves pmaps, and `report` what `explain` shows.
-"""
+"""The calls, the pass that moves pmaps, and the report of `rewrite`; other passes: `_passes`."""

@@ -51,11 +51,11 @@ class RewriteOptions:
 class _Trace:
     """The user's function as JAX traced it for one signature."""
 
-    lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
+    lifted: Lifted  # the jaxpr: of the captured arrays, as inputs, and then the dynamic leaves
     out_tree: Any
     findings: tuple[PassFinding, ...]  # made while tracing
     meshes: tuple[Mesh, ...]  # that its equations name
-    routes: bool  # whether it has custom_partitioning operations, which shardings decide on
+    has_custom_partitioning: bool  # operations that are to be replaced
     programs: dict[Hashable, "RewrittenProgram"]  # after the passes, by meshes and shardings
 
 
@@ -76,18 +76,20 @@ class RewrittenProgram:
 
 
 class RewriteDispatcher:
-    """State of a rewritten function: `fast_path` asks `_call_anew` about new signatures."""
+    """A rewritten function: its traces, its programs, and the calls that are not cached in C++."""
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun
         self.name: str = name
         self.options: RewriteOptions = options
-        self._jit_options = _compat.JitOptions.read(fun)
-        self._agreed: set[int] = set()  # hashes of signatures, with the other processes
-        self._watch = Watch(name)
-        self._capture_copies = placement.CaptureCopies()
+        self._jit_options = _compat.JitOptions.read(fun)  # if it is a jit: static, donated, ...
+        self._agreed_signatures: set[int] = set()  # of the calls that all processes make alike
+        self._capture_warnings = Watch(name)  # of each captured array only one
+        self._capture_copies = placement.CaptureCopies()  # on the devices of the programs
         self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
-        self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _Trace]()  # as long as JAX has them
+        # By the jaxpr that JAX returns; weak, so that traces go when JAX drops them.
+        self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _Trace]()
+        # The C++ cache of calls by signature, which asks `_call_anew` about the others.
         self.fast_path = FastPath(
             name,
             self._call_anew,
@@ -97,39 +99,43 @@ class RewriteDispatcher:
         )
 
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
-        program = self.find(args, kwargs)
+        program = self.find_program(args, kwargs)
         captured = self._place_captures(program)
-        jitted = self._jit(program, takes_captures=bool(captured))
+        jitted = self._get_jit(program, takes_captures=bool(captured))
         return _fast_path.lower(jitted, captured, args, kwargs)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
-        return self._jit(self.find(args, kwargs), takes_captures=False).trace(*args, **kwargs)
-
-    # ---- a call that the fast path does not know
+        jitted = self._get_jit(self.find_program(args, kwargs), takes_captures=False)
+        return jitted.trace(*args, **kwargs)
 
     def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a call that the fast path does not know.
+        """Run a call whose signature the C++ fast path does not know.
 
-        Returns the results, what the fast path is to remember (or None), and whether that is stale.
+        Returns the results; what the fast path needs to make the next such call by itself, or None
+        if that is to come here too; and whether JAX is about to compile the program again.
         """
-        program, mesh = self.find(args, kwargs), self.options.mesh
+        program = self.find_program(args, kwargs)
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
-            return self._stage(program, args, kwargs), None, False
+            return self._call_in_outer_trace(program, args, kwargs), None, False
         for program_mesh in program.meshes:
             placement.check_runs(program_mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
             return self._run(program, args, kwargs)
         except ValueError:  # perhaps of jit, for arguments on different sets of devices
-            if mesh is None:
+            if (mesh := self.options.mesh) is None:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
-        results, _, _ = self._run(self.find(args, kwargs), args, kwargs)
-        return results, None, False
+        results, _, _ = self._run(self.find_program(args, kwargs), args, kwargs)
+        return results, None, False  # not for the fast path, which would not move the arguments
 
-    def _stage(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> Any:
-        """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        if program.trace.routes and not program.meshes and jax.device_count() > 1:
+    def _call_in_outer_trace(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> Any:
+        """Call a program on tracers, as in a jit or grad around the rewritten function.
+
+        Captured arrays are then constants of the outer program, not inputs, so they are warned of.
+        """
+        meshes_are_unknown = not program.meshes and jax.device_count() > 1
+        if program.trace.has_custom_partitioning and meshes_are_unknown:
             warn_user(
                 f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: "
                 "in a jit, grad or vmap around it, arguments do not show their mesh. Give it by "
@@ -137,57 +143,64 @@ class RewriteDispatcher:
                 UserWarning,
             )
         if not captures.is_lifted_outside():
-            self._watch.warn_of(program.trace.lifted.captures, lifted=False)
-        return self._jit(program, takes_captures=False)(*args, **kwargs)
+            self._capture_warnings.warn_of(program.trace.lifted.captures, lifted=False)
+        return self._get_jit(program, takes_captures=False)(*args, **kwargs)
 
     def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a program on arrays; see `_call_anew` for the results."""
+        """Run a program on the user's arguments and the arrays that it captures.
+
+        Returns the results, what the fast path needs to make the next such call by itself, and
+        whether JAX is about to compile the program again.
+        """
         captured, mesh = self._place_captures(program), program.mesh
-        self._watch.warn_of(program.trace.lifted.captures, lifted=True)
+        self._capture_warnings.warn_of(program.trace.lifted.captures, lifted=True)
         if mesh is not None and jax.process_count() > 1:
-            self._agree(program, mesh, (args, kwargs))
+            self._compare_with_processes(program, mesh, (args, kwargs))
         if mesh is not None:
-            self.fast_path.throttle(mesh)
-        jitted = self._jit(program, takes_captures=bool(captured))
+            self.fast_path.throttle(mesh)  # the CPU backend hangs over too many calls in flight
+        jitted = self._get_jit(program, takes_captures=bool(captured))
         return _compat.run_jit(jitted, captured, args, kwargs)
 
     def _place_captures(self, program: RewrittenProgram) -> tuple[Any, ...]:
         """Return the captured arrays of a program on the devices that it runs on."""
-        place = lambda value: _place_capture(value, program.mesh)
+        place = functools.partial(_place_capture, program.mesh)
         return self._capture_copies.get(program.trace.lifted, program.mesh, place)
 
-    def _agree(
+    def _compare_with_processes(
         self, program: RewrittenProgram, mesh: Mesh, arguments: tuple[_Args, _Kwargs]
     ) -> None:
-        """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
+        """Raise DisagreementError if the processes of the mesh are about to run other programs.
+
+        Compared are the types of arguments and results, and collectives, once per signature.
+        """
         results = jax.tree.unflatten(program.trace.out_tree, program.jaxpr.out_avals)
-        fingerprint = Fingerprint.take((*arguments, results))
+        fingerprint = Fingerprint.take((*arguments, results))  # texts of types, by path
         signature = hash((fingerprint.containers, *fingerprint.leaves.items()))
-        if signature in self._agreed:
+        if signature in self._agreed_signatures:
             return
-        # Without a collective too: the compiler may move what is sharded over the mesh.
-        moves = process_calls.collectives(program.trace.lifted.jaxpr)
-        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, moves, mesh)
-        self._agreed.add(signature)
+        # Also if there are none: the compiler may move what is sharded over the mesh.
+        collectives = process_calls.collectives(program.trace.lifted.jaxpr)
+        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, collectives, mesh)
+        self._agreed_signatures.add(signature)
 
-    # ---- from the user's function to its program
-
-    def find(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
+    def find_program(self, args: _Args, kwargs: _Kwargs) -> RewrittenProgram:
         """Return the program for arguments of these types and shardings; values do not matter."""
         trace = self._trace_user(args, kwargs)
         shardings = tuple(map(_find_named_sharding, self._dynamic_leaves(args, kwargs)))
         mesh = self.options.mesh
         meshes = (mesh,) if mesh else tuple(meshes_of(trace.meshes, shardings))
-        # jit itself serves all shardings, but routing depends on them.
-        key = meshes, shardings if trace.routes else ()
+        # A program serves all shardings, as a jit does, unless it has custom_partitioning
+        # operations: each of these is replaced by a shard_map with specs for these shardings.
+        key = meshes, shardings if trace.has_custom_partitioning else ()
         if key not in trace.programs:
             trace.programs[key] = self._run_passes(trace, meshes, shardings)
         return trace.programs[key]
 
     def _trace_user(self, args: _Args, kwargs: _Kwargs) -> _Trace:
-        """Trace the user's function, once for each signature, which JAX keeps traces by.
+        """Trace the user's function, once for all arguments of the same types.
 
-        That is all a trace depends on: types, static values, settings such as x64.
+        JAX keeps the traces of a jit object, and knows all that they depend on: types, static
+        values, settings such as x64. Where it has one, it returns the same jaxpr object again.
         """
         args, kwargs = jax.tree.map(_describe_leaf, (args, kwargs))
         with captures.tracing(self.options.captures):
@@ -198,12 +211,17 @@ class RewriteDispatcher:
 
     @functools.cached_property
     def _user_jit(self) -> Any:
-        """The jit object that traces the user's function, and never runs it."""
+        """The jit object that traces the user's function, and never runs it.
+
+        With several processes, each `jax.pmap` inside is traced as one over the devices of all: by
+        itself, it sees those of its own process. A jit of the user, which may have a trace of that
+        in its cache, is taken off.
+        """
         fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             self._pmap_findings.clear()
-            with remesh.pmaps_over_all_processes(self.options.mesh, self._pmap_findings):
+            with remesh.widen_pmaps_to_all_processes(self.options.mesh, self._pmap_findings):
                 return fun(*flat_args, **kwargs)
 
         # No functools.wraps: jit would read the user's signature.
@@ -212,48 +230,53 @@ class RewriteDispatcher:
         return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
     def _analyze(self, traced: jax.stages.Traced) -> _Trace:
-        """Lift the captured arrays of a new trace, and find out which passes can change it."""
-        jaxpr = traced.jaxpr
-        remesh.check_none_local(jaxpr)
-        eqns = list(interpreter.equations(jaxpr))
+        """Make captured arrays inputs of a new trace, and find what decides about its passes."""
+        remesh.check_none_local(traced.jaxpr)
+        eqns = list(interpreter.equations(traced.jaxpr))
         has_operations = "custom_partitioning" in map(_compat.name_of, eqns)
         return _Trace(
-            lifted=captures.lift(jaxpr, self.fun, self.name, self.options.captures),
+            lifted=captures.lift(traced.jaxpr, self.fun, self.name, self.options.captures),
             out_tree=traced.out_tree,
-            findings=tuple(self._pmap_findings),
+            findings=tuple(self._pmap_findings),  # added while it was traced
             meshes=tuple(find_meshes(eqns)),
-            routes=has_operations and self.options.partitioning == "route",
+            has_custom_partitioning=has_operations and self.options.partitioning == "route",
             programs={},
         )
 
     def _run_passes(
         self, trace: _Trace, meshes: tuple[Mesh, ...], shardings: _Shardings
     ) -> RewrittenProgram:
-        """Return the program after all passes; `shardings` are of the leaves of the arguments."""
+        """Return the program after all passes, each of which changes the jaxpr of the one before.
+
+        `meshes` are those that the arguments or the program name, `shardings` of the arguments.
+        """
         options, plan = self.options, PassPlan(trace.lifted.jaxpr, trace.findings)
-        if jax.process_count() == 1:
+        if jax.process_count() == 1:  # else pmaps were moved while tracing
             plan = plan.then(remesh.plan_remesh, options.mesh)
-        if trace.routes:
-            of_capture = NamedSharding(meshes[0], P()) if len(meshes) == 1 else None
-            in_shardings = (*[of_capture] * len(trace.lifted.values), *shardings)
+        if trace.has_custom_partitioning:
+            replicated = NamedSharding(meshes[0], P()) if len(meshes) == 1 else None
+            in_shardings = (*[replicated] * len(trace.lifted.values), *shardings)
             plan = plan.then(
                 plan_partitioning, meshes=meshes, in_shardings=in_shardings, specs=options.specs
             )
         if options.gathers != "keep":
             plan = plan.then(plan_gathers, exact=options.gathers == "exact")
-        assert plan.jaxpr is not None
+        assert plan.jaxpr is not None  # the first plan has one
         return RewrittenProgram(trace, plan.jaxpr, plan.findings, meshes, jits={})
 
-    def _jit(self, program: RewrittenProgram, *, takes_captures: bool) -> Any:
-        """Return the jit object of a program; captured arrays are its first argument, or in it."""
+    def _get_jit(self, program: RewrittenProgram, *, takes_captures: bool) -> Any:
+        """Return the jit object of a program, which has the user's options of jit.
+
+        It takes the user's arguments; before them, if `takes_captures`, the tuple of the arrays
+        that the function captures. Else these are constants of its program.
+        """
         if takes_captures not in program.jits:
-            # `first` is the position of the user's first argument, after the captured arrays.
-            trace, options, first = program.trace, self._jit_options, int(takes_captures)
+            trace, options, count_before = program.trace, self._jit_options, int(takes_captures)
 
             # `flat_args` as in jax.pmap: a keyword `args` of the user would clash with that name.
             def run(*flat_args: Any, **kwargs: Any) -> Any:
                 captured = flat_args[0] if takes_captures else trace.lifted.values
-                inputs = [*captured, *self._dynamic_leaves(flat_args[first:], kwargs)]
+                inputs = [*captured, *self._dynamic_leaves(flat_args[count_before:], kwargs)]
                 results = interpreter.evaluate(program.jaxpr, inputs)
                 return jax.tree.unflatten(trace.out_tree, results)
 
@@ -261,9 +284,9 @@ class RewriteDispatcher:
             run.__name__ = run.__qualname__ = self.name
             program.jits[takes_captures] = jax.jit(
                 run,
-                static_argnums=tuple(first + number for number in options.static_argnums),
+                static_argnums=tuple(count_before + n for n in options.static_argnums),
                 static_argnames=options.static_argnames or None,
-                donate_argnums=tuple(first + number for number in options.donate_argnums),
+                donate_argnums=tuple(count_before + n for n in options.donate_argnums),
                 donate_argnames=options.donate_argnames or None,
                 keep_unused=options.keep_unused,
                 compiler_options=options.compiler_options,
@@ -292,7 +315,7 @@ def _describe_leaf(leaf: Any) -> Any:
     return type_of(leaf) if is_auto else leaf
 
 
-def _place_capture(value: Any, mesh: Mesh | None) -> Any:
+def _place_capture(mesh: Mesh | None, value: Any) -> Any:
     """Return a captured array on the devices of the program: replicated, if it is on one device."""
     where = None if mesh is None else NamedSharding(mesh, P())
     if isinstance(value, jax.Array):

@@ -77,12 +77,7 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
 
 
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
-    """Move the pmaps of a program.
-
-    Args:
-      jaxpr: the program.
-      mesh: where to; each pmap goes to an axis of its size. None: they stay, and are only noted.
-    """
+    """Move each pmap of a program to an axis of the mesh of its size; if it is None, note them."""
     handlers: dict[int, Handler] = {}  # by the identity of the equation
     findings = []
     for site in _find_pmaps(jaxpr):
@@ -93,7 +88,7 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
             outcome, what = "refused", f"{pmap} stays"
         else:
             axis = site.axes_that_fit(mesh)[0]
-            handlers[id(site.eqn)] = functools.partial(_emit_on, mesh, axis, site)
+            handlers[id(site.eqn)] = functools.partial(_emit_on_mesh, mesh, axis, site)
             outcome, what = "rewritten", f"{pmap}: a shard_map over '{axis}' of the mesh"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
     changed = interpreter.replace_equations(jaxpr, handlers) if handlers else None
@@ -114,21 +109,23 @@ def _reason_to_stay(site: _PmapSite, mesh: Mesh) -> str:
     return f"no axis of the mesh ({sizes}) has the size {site.size} of '{site.axis}'"
 
 
-def _emit_on(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Values) -> Values:
-    """Emit a pmap over an axis of the mesh, in the place of its equation; return its results.
+def _emit_on_mesh(mesh: Mesh, axis: str, site: _PmapSite, eqn: JaxprEqn, values: Values) -> Values:
+    """Emit a pmap as a shard_map over an axis of the caller's mesh; return its results.
 
-    A pmap over "i", moved to "data" of the mesh ("data", "model"), becomes a shard_map on a mesh
-    ("i", "other_model") of the same devices; its operands and results are sharded over "data".
+    Collectives in its body name the axis "i" of the pmap. To move it to "data" of the mesh ("data",
+    "model"), it becomes a shard_map over "i" of a mesh ("i", "other_model") of the same devices,
+    whose operands and results are sharded over "data" of the caller's mesh. `site` describes the
+    pmap; `eqn` is the shard_map that it was traced to, and `values` are the operands of that.
     """
     names = [site.axis if name == axis else f"other_{name}" for name in mesh.axis_names]
     pmap_mesh = _compat.auto_mesh(mesh.devices, names)
-    # With equal names and sizes, the types in the body hold as they are; else it is traced again.
-    keeps_types = dict(pmap_mesh.shape) == dict(site.mesh.shape)
-    evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
+    # The types in the body name the mesh that it was traced for: for other axes, trace it again.
+    has_same_axes = dict(pmap_mesh.shape) == dict(site.mesh.shape)
+    evaluate = interpreter.evaluate if has_same_axes else rebind.evaluate
     body, in_specs, out_specs = (eqn.params[key] for key in ("jaxpr", "in_specs", "out_specs"))
 
     def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
-        """Shard values on the caller's mesh, where the axis of the pmap has another name."""
+        """Shard values on the caller's mesh: over "data", where their spec names "i"."""
         renamed = [P(*[axis if part == site.axis else part for part in spec]) for spec in specs]
         pairs = zip(values, renamed, strict=True)
         return [lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) for x, spec in pairs]
@@ -157,50 +154,53 @@ def put_on(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
-# --- `jax.pmap` in a traced function, with several processes: over the devices of all of them
-#
-# Traced, `jax.pmap` sees the devices of its own process, and its collectives reduce over these,
-# with no error. While a rewriting traces, each is run as ours, which is right there.
-
-
 @contextlib.contextmanager
-def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
-    """Have each `jax.pmap` that is traced inside map over all processes; add a finding for it.
+def widen_pmaps_to_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
+    """Let each `jax.pmap` that is traced inside map over the devices of all processes.
 
-    It runs on the devices of `mesh` if that has one axis, and if the pmap names no devices.
+    In a traced function, `jax.pmap` sees the devices of its own process only, and its collectives
+    reduce over these, with no error. So each is traced as a pmap of ours, and what a report says of
+    it is added to `findings`. One that names no devices gets those of `mesh`, if that has one axis.
     """
     if jax.process_count() == 1:
         yield
         return
-
-    def emit(pmap: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
-        """Emit an intercepted pmap as ours, which takes and gives the slices of this process."""
-        devices = pmap.devices
-        if devices is None and mesh is not None and len(mesh.axis_names) == 1:
-            devices = tuple(mesh.devices.flat)
-        args, kwargs = jax.tree.unflatten(pmap.in_tree, leaves)
-        in_axes, _ = jax.tree.unflatten(pmap.in_tree, pmap.in_axes)
-        options = PmapOptions(
-            fun_name="jax.pmap",
-            axis_name=pmap.axis_name,
-            in_axes=in_axes,
-            out_axes=pmap.out_axes,
-            devices=devices,
-            backend=pmap.backend,
-            axis_size=pmap.axis_size,
-            captures="allow",
-            gathers="keep",
-        )
-        call = MappedCall.bind(options, pmap.fun, args, kwargs)
-        layout = options.lay_out(call.size, whole=False)
-        output, _ = traced_body.emit(options, call, layout, as_view=True)
-        name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"
-        what = f"{name}: a shard_map over all processes"
-        findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
-        return output
-
-    with _compat.intercept_pmaps(emit):
+    with _compat.intercept_pmaps(functools.partial(_emit_over_all_processes, mesh, findings)):
         yield
+
+
+def _emit_over_all_processes(
+    mesh: Mesh | None, findings: list[PassFinding], pmap: _compat.InterceptedPmap, leaves: Any
+) -> Any:
+    """Trace the call of a `jax.pmap` as one of our pmap; return its output.
+
+    `pmap` has the options of that call, and `leaves` are its flattened arguments: in these and in
+    the output, each process has the slices of its own devices only. `mesh` and `findings` are those
+    of `widen_pmaps_to_all_processes`.
+    """
+    devices = pmap.devices
+    if devices is None and mesh is not None and len(mesh.axis_names) == 1:
+        devices = tuple(mesh.devices.flat)
+    args, kwargs = jax.tree.unflatten(pmap.in_tree, leaves)
+    in_axes, _ = jax.tree.unflatten(pmap.in_tree, pmap.in_axes)
+    options = PmapOptions(
+        fun_name="jax.pmap",
+        axis_name=pmap.axis_name,
+        in_axes=in_axes,
+        out_axes=pmap.out_axes,
+        devices=devices,
+        backend=pmap.backend,
+        axis_size=pmap.axis_size,
+        captures="allow",  # these and gathers are left to the passes of the whole program
+        gathers="keep",
+    )
+    call = MappedCall.bind(options, pmap.fun, args, kwargs)
+    layout = options.lay_out(call.size, whole=False)
+    output, _ = traced_body.emit(options, call, layout, as_view=True)
+    name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"
+    what = f"{name}: a shard_map over all processes"
+    findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
+    return output
 
 
 def check_none_local(jaxpr: ClosedJaxpr) -> None:

@@ -162,8 +162,6 @@ def _cache_rows(report: RewriteReport) -> Iterator[tuple[str, str]]:
         yield label, "not compiled" if causes is None else text
 
 
-# --- gradients that JAX sums over devices
-#
 # Under `check_vma=True` (the default of `jax.shard_map`), the gradient by a value that is
 # replicated is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The loss of
 # one device then has a gradient that is N times too large, and a pmean afterwards changes nothing.
@@ -177,35 +175,37 @@ _WHY_SUMMED = (
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices.
+    """Return a finding for each gradient that JAX sums over the devices of a shard_map.
 
-    A shard_map that reduces its loss itself has none: the gradient of a psum has to be summed.
+    There is none where the loss is reduced over devices in the shard_map: such a gradient is to be
+    summed, and the psum of the loss shows in the backward pass as a `pvary`.
     """
     findings = []
-    for shard_map in interpreter.equations(jaxpr):
-        if record_of(shard_map).kind != "region" or not shard_map.params["check_vma"]:
+    for eqn in interpreter.equations(jaxpr):
+        # With check_vma=False, JAX does not know which values are replicated, and sums nothing.
+        if _compat.name_of(eqn) != "shard_map" or not eqn.params["check_vma"]:
             continue
-        line = interpreter.source_line(shard_map)
-        backward = list(_backward_equations(shard_map.params["jaxpr"], line))
-        if any(_is_transposed_psum(eqn) for eqn, _ in backward):
+        line = interpreter.source_line(eqn)
+        backward = list(_find_backward_equations(eqn.params["jaxpr"], line))
+        if any(_is_transposed_psum(inner) for inner, _ in backward):
             continue
-        for eqn, line in backward:
-            if record_of(eqn).over == "sum":
-                axes = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
+        for inner, line in backward:
+            if record_of(inner).collective == "sum":
+                axes = ", ".join(repr(str(axis)) for axis in inner.params["axes"])
                 what = f"the gradient by a replicated value is summed over {axes}"
                 code = _codes.GRADIENT_OF_REPLICATED
                 findings.append(PassFinding(code, "noted", what, _WHY_SUMMED, line))
     return tuple(dict.fromkeys(findings))
 
 
-def _backward_equations(
+def _find_backward_equations(
     body: Any, line_around: str, *, is_inside: bool = False
 ) -> Iterator[tuple[JaxprEqn, str]]:
     """Yield the equations of the backward pass in a body, at any depth, each with the user's line.
 
-    JAX marks them in their name stack, as in "transpose(jvp())". That starts anew in each body, so
-    what is in the body of a marked one (`is_inside`) counts too, but for what a checkpoint computes
-    forward once more. `line_around` is that of the equation that holds the body.
+    JAX marks them by their name stack, such as "transpose(jvp())". In the body of a marked equation
+    (`is_inside`) name stacks start anew: all in it is of the backward pass, but for the forward
+    pass that a `jax.checkpoint` repeats there. `line_around` serves equations without a line.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or line_around
@@ -214,7 +214,7 @@ def _backward_equations(
         if is_backward:
             yield eqn, line
         for inner in interpreter.bodies(eqn):
-            yield from _backward_equations(inner, line, is_inside=is_backward)
+            yield from _find_backward_equations(inner, line, is_inside=is_backward)
 
 
 def _is_transposed_psum(eqn: JaxprEqn) -> bool:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes import interpreter
 from jax_dist._passes.interpreter import Atom, record_of
-from jax_dist._passes.uniformity import NOWHERE, Invariance, Same
+from jax_dist._passes.uniformity import NO_AXES, Axes, ReplicationAnalysis
 
 
 class AxisAnalysis:
@@ -23,17 +23,17 @@ class AxisAnalysis:
 
     def __init__(self, name: Any):
         self.name = name
-        self._scope: Same = frozenset({name})
-        self._invariance = Invariance()
+        self._scope: Axes = frozenset({name})
+        self._replication = ReplicationAnalysis()
 
     def uniform_values(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
         """Return for every variable of a body whether it is uniform; `ins` says so of inputs."""
-        facts = self._invariance.facts(body, self._same(ins), self._scope)
+        facts = self._replication.analyze_values(body, self._same(ins), self._scope)
         return {var: self.name in same for var, same in facts.items()}
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Return for each body of a loop or branch whether each input is always uniform."""
-        inputs = self._invariance.body_inputs(eqn, self._same(ins), self._scope)
+        inputs = self._replication.analyze_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
     def settle_state(
@@ -47,7 +47,7 @@ class AxisAnalysis:
         """
         uniform = list(ins)
         while True:  # each input that varies may make more results vary
-            uniform_axes = self._invariance.outputs(body, self._same(uniform), self._scope)
+            uniform_axes = self._replication.analyze_results(body, self._same(uniform), self._scope)
             varies = [self.name not in axes for axes in uniform_axes]  # for each result
             newly_varying = [number for number, out in pairs if uniform[number] and varies[out]]
             if not newly_varying:
@@ -64,12 +64,12 @@ class AxisAnalysis:
         is_over_axis = lambda inner: self.name in interpreter.named_axes(inner)
         # With axis_index_groups, each group of devices has another result.
         has_groups = lambda inner: inner.params.get("axis_index_groups") is not None
-        unifies = lambda e: is_over_axis(e) and record_of(e).makes_alike and not has_groups(e)
+        unifies = lambda e: is_over_axis(e) and record_of(e).makes_replicated and not has_groups(e)
         return interpreter.holds(eqn, unifies)
 
-    def _same(self, uniform: Sequence[bool]) -> list[Same]:
+    def _same(self, uniform: Sequence[bool]) -> list[Axes]:
         """Return for each value the set of axes along which it is uniform: this one, or none."""
-        return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]
+        return [self._scope if is_uniform else NO_AXES for is_uniform in uniform]
 
 
 def find_origin(body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> str | None:

@@ -309,7 +309,7 @@ class _RegionBody:
 
 
 def _read(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
-    return rebind.untie_literals(atoms, interpreter.read_all(atoms, env))
+    return rebind.drop_mesh_of_literals(atoms, interpreter.read_all(atoms, env))
 
 
 def _select_shards_for_body(eqn: JaxprEqn, sharded: _ShardedOperands) -> _ShardedOperands:

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._passes import interpreter, rebind
 from jax_dist._passes.interpreter import Handler, Values, names_of, record_of
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class MeshAxes:
     def sharding_of_varying(self, wanted: P) -> NamedSharding:
         """Return the sharding of `[N, *s]`, where `[*s]` would have the spec `wanted`."""
         # P("model") becomes P("i", "model"); P("i") stays, since no axis shards two dimensions.
-        is_free = cut_along(wanted).isdisjoint(self.mapped)
+        is_free = find_sharded_axes(wanted).isdisjoint(self.mapped)
         return NamedSharding(self.mesh, P(self.mapped, *(wanted if is_free else ())))
 
     def drop_mapped(self, spec: P) -> P:
@@ -133,9 +133,14 @@ class MeshAxes:
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(self.mapped)]
         record = record_of(eqn)
-        axes_parameter = record.axes  # "axes" of a psum, "axis_name" of an all_gather
+        axes_parameter = record.axes_param  # "axes" of a psum, "axis_name" of an all_gather
         eqn = eqn.replace(params={**eqn.params, axes_parameter: self.mapped})
-        if record.over not in ("sum", "max", "min", "scatter"):  # it moves values, as a gather does
+        if record.collective not in (
+            "sum",
+            "max",
+            "min",
+            "scatter",
+        ):  # it moves values, as a gather does
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._avoid_bfloat16_on_cpu(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.call import MappedCall, type_of
@@ -85,7 +85,7 @@ class StepProgram:
         """What runs the plan on the mesh; XLA shards it over the model axes that the state uses."""
         axes, reorders_sums = self.setting.axes, self.setting.reorders_sums
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
-        axes_of_state = frozenset().union(*map(cut_along, specs))
+        axes_of_state = frozenset().union(*map(find_sharded_axes, specs))
         model_axes = frozenset(axes.mesh.axis_names) - {*axes.mapped}  # as for tensor parallelism
         # To shard computations over model axes changes the order of sums.
         if reorders_sums and not axes_of_state.isdisjoint(model_axes):

@@ -6,7 +6,7 @@ import math
 import jax
 from jax.sharding import NamedSharding
 
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 from jax_dist._usage import counted, make_table, render
 
 
@@ -35,7 +35,7 @@ class StateLeaf:
 
     @property
     def is_sharded(self) -> bool:
-        return bool(cut_along(self.sharding.spec))
+        return bool(find_sharded_axes(self.sharding.spec))
 
     @property
     def bytes_per_device(self) -> int:

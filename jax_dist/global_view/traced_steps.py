@@ -12,7 +12,7 @@ from jax_dist import _compat
 from jax_dist._calls import warn_user
 from jax_dist._passes import captures, interpreter
 from jax_dist._passes.captures import Lifted
-from jax_dist._passes.uniformity import cut_along
+from jax_dist._passes.uniformity import find_sharded_axes
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.call import MappedCall
@@ -168,7 +168,9 @@ def _leaves_of_state(
     for state_type in state:
         indices = leaf_indices(call, state_type.argument)
         leaves.update(zip(indices, setting.make_state_leaves(state_type, origins), strict=True))
-    should_be_sharded = lambda leaf: not cut_along(leaf.wanted.spec).isdisjoint(setting.mapped)
+    should_be_sharded = lambda leaf: (
+        not find_sharded_axes(leaf.wanted.spec).isdisjoint(setting.mapped)
+    )
     unshardable = [leaf for leaf in leaves.values() if leaf.origin and should_be_sharded(leaf)]
     if not unshardable:
         return leaves

@@ -16,7 +16,7 @@ from observing import mesh_of, numbers
 import jax_dist
 from jax_dist._passes import interpreter
 from jax_dist._passes.interpreter import equations, record_of
-from jax_dist._passes.uniformity import NOWHERE, Invariance, cut_along
+from jax_dist._passes.uniformity import NO_AXES, ReplicationAnalysis, find_sharded_axes
 
 X, SCALAR = numbers(12, 5), jax.ShapeDtypeStruct((), "float32")
 BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()
@@ -27,9 +27,9 @@ def same(body, *, cut_along="i"):
     specs = {"in_specs": P(cut_along), "out_specs": P(("i", "j")), "check_vma": False}
     function = jax.shard_map(body, mesh=mesh_of(i=2, j=3), **specs)
     (eqn,) = shard_maps(function)
-    (inputs,) = Invariance().body_inputs(eqn, [NOWHERE], NOWHERE)
+    (inputs,) = ReplicationAnalysis().analyze_body_inputs(eqn, [NO_AXES], NO_AXES)
     scope = frozenset(eqn.params["newly_manual_axes"])
-    (output,) = Invariance().outputs(eqn.params["jaxpr"], inputs, scope)
+    (output,) = ReplicationAnalysis().analyze_results(eqn.params["jaxpr"], inputs, scope)
     return set(output)
 
 
@@ -114,7 +114,7 @@ def test_inputs_differ_along_what_cuts_them():
     assert same(lambda x: x, cut_along=None) == BOTH
     assert same(lambda x: x, cut_along="j") == ONLY_I
     assert same(lambda x: x, cut_along=("i", "j")) == NONE
-    assert cut_along(P(None, ("i", "j"), "rows")) == {"i", "j", "rows"}
+    assert find_sharded_axes(P(None, ("i", "j"), "rows")) == {"i", "j", "rows"}
 
 
 @pytest.mark.parametrize("made_by", OF_A_DEVICE)
@@ -151,7 +151,7 @@ def test_drawn_programs_are_as_the_analysis_says_when_they_run(seed):
     drawn = lambda x: Maker(seed, ("i", "j")).values_from(x)
     closed = jax.make_jaxpr(drawn, axis_env=[*sizes.items()])(x[0])
     closed = interpreter.inline_calls(closed, lambda eqn: record_of(eqn).call == "inline")
-    facts = Invariance().facts(closed, [NOWHERE], frozenset(sizes))
+    facts = ReplicationAnalysis().analyze_values(closed, [NO_AXES], frozenset(sizes))
 
     def on_device(rows: Any) -> list[Any]:
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
@@ -183,5 +183,5 @@ def test_a_region_in_a_region_gives_what_goes_in(inside, axes):
     function = jax.shard_map(outer, mesh=mesh_of(i=2, j=3), **over("i"), check_vma=False)
 
     body = shard_maps(function)[0].params["jaxpr"]
-    (result,) = Invariance().outputs(body, [NOWHERE], frozenset("i"))
+    (result,) = ReplicationAnalysis().analyze_results(body, [NO_AXES], frozenset("i"))
     assert result == axes
