@@ -74,15 +74,16 @@ def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | Non
 
 
 def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
-    """Return the calls of the function that returns an expression, and its index in the tuple.
+    """Return the calls that return the value of an expression, and its index in their tuple.
 
-    For `x` in `return n, x` the index is 1, for `return x` None. [] if there are other callers.
+    For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for `return x`
+    the index is None. `([], None)` if `x` is not returned, or if other files may call `f`.
     """
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)
-    function = module.function(node)
-    calls = callers(module, function) if isinstance(statement, ast.Return) else None
+    is_returned = isinstance(statement, ast.Return)
+    calls = callers(module, module.function(node)) if is_returned else None
     return (calls, index) if calls else ([], None)
 
 
@@ -96,13 +97,14 @@ def get_metrics_calls(module: Module, item: ast.expr) -> list[ast.Call]:
             lookup = module.scope(metrics).lookup(metrics.id)
         case _:
             return []
-    # Not `xs = get_metrics(xs)`, which binds another value to the name.
+    # `xs = []` binds the name to the list, and `xs = get_metrics(xs)` to another value.
     bindings = (b for b in module.reaching(metrics) or () if not isinstance(b.value, ast.Call))
-    lists = {binding.node for binding in bindings}
+    list_bindings = {binding.node for binding in bindings}
     calls: list[ast.Call] = []
     for read in module.reads(lookup[0], metrics.id) if lookup else ():
-        if lists.isdisjoint(binding.node for binding in module.reaching(read) or ()):
-            continue  # it reads another value of the name
+        bindings_read = {binding.node for binding in module.reaching(read) or ()}
+        if not bindings_read & list_bindings:  # it reads the other value
+            continue
         match module.parent(read):
             case ast.Call(func=func, args=[argument]) as call if (
                 argument is read and module.qualified_name(func) == _GET_METRICS

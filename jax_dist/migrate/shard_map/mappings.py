@@ -68,7 +68,7 @@ class Pmapped:
 
 def read_mapped_function(module: Module, site: Site) -> Pmapped:
     """Return the function that pmap maps at a site. Raises CannotMigrate if shard_map cannot."""
-    options = site.arguments
+    options = site.arguments  # of pmap, by name
     if site.unknown:
         raise CannotMigrate(f"its arguments are given by {site.unknown}", "Write them out first.")
     if unknown := sorted({*options} - _OPTIONS):
@@ -87,10 +87,14 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     if any(axis not in (0, None) for axis in axes):
         by_hand = "Transpose the results by hand."
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
-    length = _tuple_length(module, function, calls)
-    is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
-    texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
-    return Pmapped(site, texts, calls, parameters, in_axes, static, keyword_only, length, out_axes)
+    tuple_length = _tuple_length(module, function, calls)  # None: one result, and no tuple
+    option_texts: dict[str, str] = {}
+    for name, node in options.items():
+        if not (isinstance(node, ast.Constant) and node.value is None):
+            option_texts[name] = _option_text(module, site, node)
+    return Pmapped(
+        site, option_texts, calls, parameters, in_axes, static, keyword_only, tuple_length, out_axes
+    )
 
 
 def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
@@ -109,11 +113,15 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
 
 
 def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return the code of an argument; may raise CannotMigrate for one given in another file."""
+    """Return how to write an argument of pmap in this file, also one given in another file.
+
+    `pmap = partial(jax.pmap, axis_name=AXIS)` of constants.py is `constants.pmap` here: AXIS is
+    `constants.AXIS`. Raises CannotMigrate for other expressions that are no literal.
+    """
     if module.holds(node):
         return module.text(node)
     if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
-        return f"{module.text(site.reference.value)}.{node.id}"  # AXIS of it as `constants.AXIS`
+        return f"{module.text(site.reference.value)}.{node.id}"
     if _literal(node, None) is _COMPUTED:
         raise CannotMigrate("its arguments are given in another file", "Write them out here.")
     return ast.unparse(node)
@@ -131,7 +139,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
         if call is not None:
             calls.add(call)
             continue
-        reads = _next_reads(module, handle)
+        reads = _find_reads(module, handle)
         if reads is None:
             line = module.source.position(module.span(handle)[0]).line
             by_hand = f"Call it in this file only; line {line} hands it on."
@@ -143,8 +151,12 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     raise CannotMigrate("its calls are not in this file", by_hand)
 
 
-def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of `step` of `step = handle`, or of the `p` of `f(handle)`; or None."""
+def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+    """Return what reads the mapped function that an expression `handle` hands on; None if unknown.
+
+    For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`; for
+    `return handle` in `def make`, those of `step` in `step = make()`.
+    """
     match module.parent(handle):
         case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
             return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
@@ -158,31 +170,40 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
 
 
 def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield the reads `trainer.step` for `self.step = ...` in the class of `trainer`."""
+    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`.
+
+    `trainer` must be a name with the only value `Trainer(...)`.
+    """
     targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
     fields = [target for target in targets if isinstance(target, ast.Attribute)]
-    owners = {(field.attr, getattr(module.class_of_self(field), "name", "")) for field in fields}
-    for read in module.nodes(ast.Attribute) if owners else ():
+    if not fields:
+        return
+    class_names = {x.attr: getattr(module.class_of_self(x), "name", "") for x in fields}
+    for read in module.nodes(ast.Attribute):
         value = module.value(read.value) if isinstance(read.value, ast.Name) else None
         class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
-        if class_name and isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
+        if (
+            class_name
+            and isinstance(read.ctx, ast.Load)
+            and class_names.get(read.attr) == class_name
+        ):
             yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of what a function returns as `handle`; None if they are unknown.
+    """Return the reads of what a function with `return handle` returns; None if they are unknown.
 
-    For `return handle, n` and `step, n = make()`, these are the reads of `step`, as in `step(x)`.
+    For `return handle, n` in `def make` and `step, n = make()`, these are the reads of `step`.
     """
-    calls, index = flow.returned_to(module, handle)
+    calls, index = flow.returned_to(module, handle)  # `make()`, and 0, or None without a tuple
     reads: list[ast.expr] = []
     for call in calls:
-        if index is None:
+        if index is None:  # `make()(x)`, or `step = make()`
             reads += [call, *pmaps.reads_of(module, call)]
             continue
         parent = module.parent(call)
         targets = parent.targets[0] if isinstance(parent, ast.Assign) else call
-        target = functions.part_of(targets, (index,))
+        target = functions.part_of(targets, (index,))  # `step` of `step, n`
         if not isinstance(target, ast.Name):
             return None
         for read in module.reads(module.scope(target), target.id):
@@ -202,7 +223,7 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
 
 
 def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]) -> _Parameters:
-    """Return the parameters of a mapped function that all its calls pass.
+    """Return the parameters of a mapped function that its calls pass; see `_passed_parameters`.
 
     `function` is its def; None if it is elsewhere. Raises CannotMigrate if calls pass different
     parameters.
@@ -210,12 +231,13 @@ def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
-        fun, bound = site.fun, 0  # how many parameters the partials around the function fill
+        fun, filled = site.fun, 0  # how many of them are passed already, as by `partial(step, cfg)`
         while (partial := partial_of(module, fun)) is not None:
-            fun, bound = partial.args[0], bound + len(partial.args) - 1
+            fun, filled = partial.args[0], filled + len(partial.args[1:])
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
-        is_bound_method = is_method and isinstance(fun, ast.Attribute)
-        names = names[bound + is_bound_method :]
+        if is_method and isinstance(fun, ast.Attribute):  # `self.step` passes `self`
+            filled += 1
+        names = names[filled:]
     passed = {_passed_parameters(call, names) for call in calls}
     if len(passed) != 1:
         by_hand = "Give the same arguments in each call."
@@ -232,10 +254,11 @@ def partial_of(module: Module, fun: Any) -> ast.Call | None:
 
 
 def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
-    """Return the parameters that a call passes. Raises CannotMigrate at `*args`.
+    """Return the names of the parameters that a call passes, and those that stay keywords.
 
-    If the call gives the parameters `names` in this order without a gap, as `f(a, y=b)` does x and
-    y, all go by position; else its keywords stay, as z of `f(a, z=b)`, which leaves y out.
+    For a function with the parameters `names`, x, y and z, `f(a, y=b)` passes x and y in order:
+    `(("x", "y"), ())`, for both can go by position. `f(a, z=b)` leaves y out, so that z stays a
+    keyword: `(("x", "z"), ("z",))`. Raises CannotMigrate at `*args`.
     """
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
