@@ -63,10 +63,8 @@ class AxisChanges:
         return change.operand if change and change.kind is None and not change.to_host else None
 
     def _find_change(self, node: ast.AST | None) -> AxisChange | None:
-        """Return what nested calls do to the device axis of the `x` inside; None if unknown.
-
-        `jnp.asarray(replicate(x))` adds the axis: `asarray` keeps what `replicate` adds to `x`.
-        """
+        """Return what nested calls do to the device axis of the `x` inside; None if unknown."""
+        # `jnp.asarray(replicate(x))` adds the axis: `asarray` keeps what `replicate` adds to `x`.
         if not isinstance(node, ast.Call):
             return None
         if node not in self._changes:
@@ -80,11 +78,9 @@ class AxisChanges:
     def _read_call(
         self, module: Module, node: ast.expr, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
-        """Return what the outermost call of an expression does to the device axis; None if unknown.
-
-        `depth`: how many functions lead to it. `is_leaf`: it is in the `f` of `tree.map(f, tree)`,
-        so that its `x` is an array, and `x[0]` and methods of arrays count as well.
-        """
+        """Return what the outermost call does to the device axis of its `x`; None if unknown."""
+        # `depth`: how many functions lead to it. `is_leaf`: it is in the function of a `tree.map`,
+        # so that `x` is an array, and `x[0]` and methods of arrays count as well.
         stacked = stacking.stacking(module, node)  # by a library's function, as Flax's `replicate`
         if stacked is not None:
             return AxisChange(stacked.kind, stacked.of)
@@ -102,8 +98,7 @@ class AxisChanges:
                 function = self._find_function(module, fun)
                 change = function and self._read_function(function, depth)
                 if function is not None and change is not None:
-                    parameter = change.operand
-                    x = flow.argument_of(function.module, node, function.node, parameter)
+                    x = flow.argument_of(function.module, node, function.node, change.operand)
                     return x and dataclasses.replace(change, operand=x)
         return None
 
@@ -123,11 +118,9 @@ class AxisChanges:
     def _read_function(
         self, function: _Function, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
-        """Return what a function does to the axis of the parameter that it returns; None if not known.
-
-        `def f(x): return x if n == 1 else replicate(x)` adds it to `x`: all branches have to return
-        the same parameter, and some may keep its axis.
-        """
+        """Return what a function does to the axis of its parameter `x`; None if unknown."""
+        # `def f(x): return x if n == 1 else replicate(x)` adds it: all branches have to return the
+        # same parameter, and some may keep its axis.
         if depth >= _MAX_DEPTH:
             return None
         results = flow.results_of(function.node)
@@ -144,11 +137,9 @@ class AxisChanges:
     def _read_branch(
         self, function: _Function, result: ast.expr, depth: int, *, is_leaf: bool
     ) -> AxisChange | None:
-        """Return what a result does to the axis of the parameter inside of it; None if unknown.
-
-        The result `replicate(y)` below `y = jnp.asarray(x)` is followed from `replicate(y)` to `y`,
-        to `asarray(x)` and to the parameter `x`: it adds the axis.
-        """
+        """Return what a result does to the axis of the parameter inside of it; None if unknown."""
+        # The result `replicate(y)` below `y = jnp.asarray(x)` is followed from `replicate(y)` to
+        # `y`, to `asarray(x)` and to the parameter `x`: it adds the axis.
         parameters = {x.arg: x for x in scopes.parameters(function.node.args)}
         change: AxisChange | None = AxisChange(None, result)  # what is known so far
         while change is not None:

@@ -23,10 +23,8 @@ def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
 
 
 def callers(module: Module, function: Any) -> list[ast.Call] | None:
-    """Return every call of a def in this file; None if other code may call it too.
-
-    That is so if it is decorated, has no name of its own, or is passed on as a value.
-    """
+    """Return every call of a def in this file; None if other code may call it too."""
+    # That is so if it is decorated, has no name of its own, or is passed on as a value.
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
     reads = functions.reads(module, function)
@@ -74,24 +72,20 @@ def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | Non
 
 
 def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
-    """Return the calls that return the value of an expression, and its index in their tuple.
-
-    For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for `return x`
-    the index is None. `([], None)` if `x` is not returned, or if other files may call `f`.
-    """
+    """Return the calls that return the value of an expression, and its index in their tuple."""
+    # For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for
+    # `return x` the index is None. `([], None)` if `x` is not returned, or if other files may call
+    # `f`.
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)
-    is_returned = isinstance(statement, ast.Return)
-    calls = callers(module, module.function(node)) if is_returned else None
+    calls = callers(module, module.function(node)) if isinstance(statement, ast.Return) else None
     return (calls, index) if calls else ([], None)
 
 
 def get_metrics_calls(module: Module, item: ast.expr) -> list[ast.Call]:
-    """Return the calls of Flax's `get_metrics(xs)` for the item `x` of `xs.append(x)`.
-
-    [] if anything else reads `xs` but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
-    """
+    """Return the calls of Flax's `get_metrics(xs)` for the item `x` of `xs.append(x)`."""
+    # [] if anything else reads `xs` but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
     match module.parent(item):
         case ast.Call(func=ast.Attribute(value=ast.Name() as metrics, attr="append")):
             lookup = module.scope(metrics).lookup(metrics.id)

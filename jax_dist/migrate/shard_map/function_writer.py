@@ -40,14 +40,10 @@ class FunctionWriter:
             self._write_body(mapped)
         self._writer.insert_above(site.node, self._writer.comments(site.node, kept))
 
-    # --- calls
-
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
-        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`.
-
-        shard_map takes arrays only. For the static `n` of `step(x, n)`, a function is defined above:
-        `def step_over_devices(x, n)` with `mapped = jax.shard_map(lambda x: step(x, n), ...)`.
-        """
+        """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
+        # shard_map takes arrays only: for the static `n` of `step(x, n)`, this defines a function
+        # `step_over_devices(x, n)` with `mapped = jax.shard_map(lambda x: step(x, n), ...)`.
         at = mapped.site.node
         if mapped in self._plan.plain_jits:
             function = self._pass_by_position(mapped, fun)
@@ -62,18 +58,13 @@ class FunctionWriter:
         return NewCall(jit, [function, *self._jit_options(mapped)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
-        """Return the arguments of jit behind the function: `static_argnums=...`, `donate_argnums=...`.
-
-        A plain jit, without shard_map, also gets `in_shardings=...` and `out_shardings=...`.
-        """
+        """Return the arguments of jit behind the function: `donate_argnums=...` and others."""
         options: list[Expression] = []
-        if mapped in self._plan.plain_jits:
+        if mapped in self._plan.plain_jits:  # a jit without shard_map
             plan, at = self._plan, mapped.site.node
             replicated = plan.replicated(at, mapped)  # the code of a sharding
-            in_shardings = [
-                replicated if is_replicated else plan.sharded(at, mapped)
-                for is_replicated in self._replicated_arguments(mapped)
-            ]
+            are_replicated = self._replicated_arguments(mapped)
+            in_shardings = [replicated if x else plan.sharded(at, mapped) for x in are_replicated]
             options += [_keyword("in_shardings", in_shardings), f"out_shardings={replicated}"]
         if mapped.static_argnums:
             options.append(f"static_argnums={mapped.static_argnums}")
@@ -88,11 +79,9 @@ class FunctionWriter:
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
 
     def _shard_map_call(self, mapped: Pmapped, function: Expression) -> NewCall:
-        """Return `jax.shard_map(function, mesh=mesh, in_specs=(P(), P("batch")), ...)`.
-
-        Without the function if that is "", as below a decorator. Each spec is `P()` for a replicated
-        argument or result, and else that of the mapped axis.
-        """
+        """Return `jax.shard_map(function, mesh=mesh, in_specs=(P(), P("batch")), ...)`."""
+        # Without the function if that is "", as below a decorator. Each spec is `P()` for a
+        # replicated argument or result, and else that of the mapped axis.
         plan, at = self._plan, mapped.site.node
         axis, layouts = plan.axis(mapped), plan.layouts
         spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
@@ -108,14 +97,10 @@ class FunctionWriter:
         name = self._writer.import_name("jax.shard_map", at)
         return NewCall(name, [function, *options] if function else options)
 
-    # --- functions around the mapped one
-
     def _make_body(self, mapped: Pmapped, fun: str) -> Expression:
-        """Return the function for shard_map: `fun`, or one around it that takes its arrays only.
-
-        `step_on_device`, which this defines above, if arrays keep pmap's leading dimension. With
-        static arguments, `partial(fun, config)`, or `lambda x: fun(x, config)` if others come first.
-        """
+        """Return the function for shard_map: `fun`, or one around it that takes its arrays only."""
+        # It is `step_on_device`, defined above, if arrays keep pmap's leading dimension, and with
+        # static arguments `partial(fun, config)`, or `lambda x: fun(x, config)` behind others.
         static = mapped.static_argnums
         is_stacked = bool(self._plan.stacked_parameters(mapped))
         if is_stacked or any(self._plan.stacked_results(mapped)):
@@ -129,10 +114,8 @@ class FunctionWriter:
         return NewCall(head, mapped.parameters)
 
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
-        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name.
-
-        `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
-        """
+        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name."""
+        # `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
         at, are_stacked = mapped.site.node, self._plan.stacked_results(mapped)
         parameters = self._plan.stacked_parameters(mapped)  # by name: whether it is a random key
         tree_map = self._writer.import_name("jax.tree.map", at)
@@ -177,11 +160,9 @@ class FunctionWriter:
         return "" if "\n" in text else text
 
     def _make_call(self, mapped: Pmapped, fun: str) -> NewCall:
-        """Return the call of the mapped function in a new function with the same parameters.
-
-        It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`. If the code of the
-        function cannot be repeated there, `step_per_device = fun` above gives it a name.
-        """
+        """Return the call of the mapped function in a new function with the same parameters."""
+        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`. If the code of the
+        # function cannot be repeated there, `step_per_device = fun` above gives it a name.
         arguments = [
             f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
         ]
@@ -197,11 +178,9 @@ class FunctionWriter:
         return NewCall(_callee(fun), arguments)
 
     def _needs_name(self, mapped: Pmapped) -> bool:
-        """Return whether the mapped function's code would mean something else in a new function.
-
-        So does `step` of `step = pmap(step)`, which is bound anew, and `partial(step, key)` if the
-        new function has a parameter `key`.
-        """
+        """Return whether the mapped function's code would mean something else in a new function."""
+        # So does `step` of `step = pmap(step)`, which is bound anew, and `partial(step, key)` if
+        # the new function has a parameter `key`.
         module, fun = self._module, mapped.site.fun
         if isinstance(fun, ast.Lambda | ast.FunctionDef):
             return False
@@ -227,28 +206,21 @@ class FunctionWriter:
                 return names
         return [f"out{index}" for index in range(mapped.result_count)]
 
-    # --- decorators
-
     def _write_decorator(self, mapped: Pmapped) -> None:
-        """Replace the decorator `@pmap` by `@jax.jit`, or by `@partial(jax.jit, ...)` with options.
-
-        `@partial(jax.shard_map, mesh=..., ...)` comes below it, except for a plain jit.
-        """
+        """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
         partial = writer.import_name("functools.partial", at)
         jit = writer.import_name("jax.jit", at)
         text = writer.render(NewCall(partial, [jit, *options]) if options else jit, at)
-        if mapped not in self._plan.plain_jits:
+        if mapped not in self._plan.plain_jits:  # a plain jit has no shard_map
             shard_map = self._shard_map_call(mapped, "")
             inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
             text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
         writer.replace(at, text)
 
     def _write_call_below(self, mapped: Pmapped) -> None:
-        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`.
-
-        Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
-        """
+        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`."""
+        # Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
         writer, function = self._writer, mapped.site.fun
         name = writer.free_name(f"_{function.name}")
         writer.undecorate(function, name)
@@ -259,10 +231,8 @@ class FunctionWriter:
         writer.insert(self._module.span(function)[1], f"{blank}{indent}{text}")
 
     def _write_body(self, mapped: Pmapped) -> None:
-        """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`.
-
-        For all leaves, as `jax.tree.map(lambda x: x[0], state)`; a random key has but one.
-        """
+        """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
+        # For all leaves, as `jax.tree.map(lambda x: x[0], state)`; a random key has but one.
         function = mapped.site.fun
         tree_map = self._writer.import_name("jax.tree.map", function)
         lines: list[str] = []
@@ -272,10 +242,10 @@ class FunctionWriter:
         body = function.body
         is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
         self._writer.insert_above(body[1] if is_docstring and body[1:] else body[0], lines)
-        is_stacked = self._plan.stacked_results(mapped)
+        are_stacked = self._plan.stacked_results(mapped)
         for value in functions.returned_values(function):
-            is_tuple = mapped.tuple_length and isinstance(value, ast.Tuple)
-            for result in itertools.compress(value.elts if is_tuple else [value], is_stacked):
+            items = value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
+            for result in itertools.compress(items, are_stacked):
                 text = f"{tree_map}(lambda x: x[None], {self._module.text(result)})"
                 self._writer.replace(result, text)
 

@@ -79,10 +79,8 @@ def _makes_device_key(module: Module, call: ast.Call, axis: str) -> bool:
 
 
 def _reduction_arguments(module: Module, call: ast.Call, axis: str) -> list[ast.expr]:
-    """Return `[x, axis]` of `pmean(x, axis)` or psum; [] of what is no collective over the axis.
-
-    Raises CannotMigrate at other collectives.
-    """
+    """Return `[x, axis]` of `pmean(x, axis)` or psum; [] of what is no collective over the axis."""
+    # Raises CannotMigrate at other collectives.
     name, arguments = module.qualified_name(call.func) or "", arguments_of(call)
     takes_axis = axis in (_name_text(module, argument) for argument in arguments)
     if not takes_axis or not name.startswith("jax.lax."):

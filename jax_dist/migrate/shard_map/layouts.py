@@ -61,11 +61,9 @@ class Layouts:
         return Layout.REPLICATED if is_followed else Layout.STACKED
 
     def _definition_kind(self, definition: Definition) -> str:
-        """Return the kind of a definition, such as "result" for `x = step(y)`.
-
-        It is "replicate" also for `pmap(optimizer.init)(replicate(y))`: as all devices hold the
-        same argument, they compute the same result.
-        """
+        """Return the kind of a definition, such as "result" for `x = step(y)`."""
+        # It is "replicate" also for `pmap(optimizer.init)(replicate(y))`: as all devices hold the
+        # same argument, they compute the same result.
         call = definition.mapped_call
         for mapped in self._mapped_functions:
             if call is not None and call in mapped.calls:
@@ -82,10 +80,8 @@ class Layouts:
         return change is not None and change.kind is Kind.REPLICATED
 
     def _update(self) -> bool:
-        """Derive the layouts of arguments, results and variables from each other; see the module.
-
-        Return whether any changed. Variables only change to STACKED, so that this comes to an end.
-        """
+        """Derive the layouts of arguments, results and variables anew; False if none changed."""
+        # Variables change to STACKED only, never back: so the updates come to an end.
         before = dict(self.of_variable), dict(self.arguments), dict(self.results)
         for mapped in self._mapped_functions:
             for position, axis in enumerate(mapped.in_axes):
@@ -103,11 +99,9 @@ class Layouts:
         return before != (self.of_variable, self.arguments, self.results)
 
     def layout_of(self, node: ast.expr) -> Layout:
-        """Return the layout of an argument: of its variable, or of the call that makes it.
-
-        `replicate(x)` makes it REPLICATED, `shard(batch)` SHARDED. It is STACKED if that is
-        unknown, and if it is a tuple or dict whose elements have several layouts.
-        """
+        """Return the layout of an argument: of its variable, or of the call that makes it."""
+        # `replicate(x)` makes it REPLICATED, `shard(batch)` SHARDED. It is STACKED if that is
+        # unknown, and if it is a tuple or dict whose elements have several layouts.
         elements = [*flow.elements_of(self._module, node)]
         if elements != [node]:  # a tuple or dict
             return self._common_layout(elements)
@@ -115,9 +109,8 @@ class Layouts:
         if variable is not None:
             return self.of_variable[variable]
         change = self._variables.changes.find(node)
-        return (
-            Layout.STACKED if change is None else _LAYOUT_OF_KIND.get(change.kind, Layout.STACKED)
-        )
+        kind = None if change is None else change.kind
+        return _LAYOUT_OF_KIND.get(kind, Layout.STACKED)
 
     def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
         """Return the layout that all expressions have; STACKED if they differ."""
@@ -125,10 +118,8 @@ class Layouts:
         return layouts.pop() if len(layouts) == 1 else Layout.STACKED
 
     def _result_layout(self, mapped: Pmapped, index: int) -> Layout:
-        """Return REPLICATED if only one copy is read of what each call returns; else STACKED.
-
-        `loss` of `state, loss = step(state)` is the result at index 1.
-        """
+        """Return REPLICATED if only one copy is read of what each call returns; else STACKED."""
+        # `loss` of `state, loss = step(state)` is the result at index 1.
         axes = mapped.out_axes
         is_shared = axes is None or (isinstance(axes, tuple) and axes[index] is None)
         if is_shared or all(self._reads_one_copy(mapped, call, index) for call in mapped.calls):
@@ -136,10 +127,8 @@ class Layouts:
         return Layout.STACKED
 
     def _reads_one_copy(self, mapped: Pmapped, call: ast.Call, index: int) -> bool:
-        """Return whether of a call's result, which pmap gives as copies, only one copy is read.
-
-        The index is 1 for `loss` of `state, loss = step(state)`, and 0 for a single result.
-        """
+        """Return whether of a call's result, which pmap gives as copies, only one copy is read."""
+        # The index is 1 for `loss` of `state, loss = step(state)`, and 0 for a single result.
         targets = [*self._variables.find_targets(call)]  # [(state, 0), (loss, 1)]
         if not targets:
             parent = self._module.parent(call)
@@ -158,17 +147,14 @@ class Layouts:
         return True
 
     def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
-        """Make the variables in a call's arguments STACKED if the function takes another layout.
-
-        An argument with `in_axes` None goes to each device as it is. If it holds copies of a
-        value, one for each device, all of them go: the variable has to keep this dimension.
-        """
+        """Make the variables in a call's arguments STACKED if the function takes another layout."""
+        # An argument with `in_axes` None goes to each device as it is. If it holds copies of a
+        # value, one for each device, all of them go: the variable has to keep this dimension.
         for position, argument in enumerate(mapped.arguments(call)):
             if position in mapped.static_argnums:
                 continue
-            for variable in map(self._variables.find, flow.elements_of(self._module, argument)):
-                if variable is None:
-                    continue
+            elements = flow.elements_of(self._module, argument)
+            for variable in filter(None, map(self._variables.find, elements)):
                 layout = self.of_variable[variable]
                 if mapped.in_axes[position] is None:
                     must_stack = layout is Layout.REPLICATED and "replicate" in variable.kinds()
@@ -186,10 +172,8 @@ class Layouts:
                 self.of_variable[variable] = Layout.STACKED
 
     def _stack_unequal_elements(self) -> None:
-        """Make `a` and `b` of `unreplicate((a, b))` STACKED unless both are REPLICATED.
-
-        `unreplicate` is removed or it stays: one call cannot do so for `a` alone.
-        """
+        """Make `a` and `b` of `unreplicate((a, b))` STACKED unless both are REPLICATED."""
+        # `unreplicate` is removed or it stays: one call cannot do so for `a` alone.
         for variable in self._variables.all:
             for use in variable.uses:
                 if use.kind == "unreplicate" and use.operand is not None:

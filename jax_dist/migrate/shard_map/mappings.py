@@ -113,11 +113,9 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
 
 
 def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return how to write an argument of pmap in this file, also one given in another file.
-
-    `pmap = partial(jax.pmap, axis_name=AXIS)` of constants.py is `constants.pmap` here: AXIS is
-    `constants.AXIS`. Raises CannotMigrate for other expressions that are no literal.
-    """
+    """Return how to write an argument of pmap in this file, also one given in another file."""
+    # `pmap = partial(jax.pmap, axis_name=AXIS)` of constants.py is `constants.pmap` here: AXIS is
+    # `constants.AXIS`. Raises CannotMigrate for other expressions that are no literal.
     if module.holds(node):
         return module.text(node)
     if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
@@ -128,10 +126,8 @@ def _option_text(module: Module, site: Site, node: ast.expr) -> str:
 
 
 def _calls_of(module: Module, site: Site) -> list[ast.Call]:
-    """Return all calls of a mapped function. Raises CannotMigrate if other files may call it.
-
-    From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
-    """
+    """Return all calls of a mapped function. Raises CannotMigrate if other files may call it."""
+    # From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
     calls: set[ast.Call] = set()
     handles = [*pmaps.held_by(module, site)]  # expressions whose value is the mapped function
     for handle in handles:
@@ -152,11 +148,9 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
 
 
 def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return what reads the mapped function that an expression `handle` hands on; None if unknown.
-
-    For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`; for
-    `return handle` in `def make`, those of `step` in `step = make()`.
-    """
+    """Return what reads the mapped function that an expression `handle` hands on, if known."""
+    # For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`;
+    # for `return handle` in `def make`, those of `step` in `step = make()`.
     match module.parent(handle):
         case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
             return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
@@ -170,31 +164,22 @@ def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
 
 
 def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`.
-
-    `trainer` must be a name with the only value `Trainer(...)`.
-    """
+    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`."""
     targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
     fields = [target for target in targets if isinstance(target, ast.Attribute)]
-    if not fields:
-        return
     class_names = {x.attr: getattr(module.class_of_self(x), "name", "") for x in fields}
     for read in module.nodes(ast.Attribute):
-        value = module.value(read.value) if isinstance(read.value, ast.Name) else None
-        class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
-        if (
-            class_name
-            and isinstance(read.ctx, ast.Load)
-            and class_names.get(read.attr) == class_name
-        ):
-            yield read
+        if read.attr in class_names and isinstance(read.value, ast.Name):
+            value = module.value(read.value)  # of `trainer`: `Trainer(...)`
+            class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
+            is_instance = bool(class_name) and class_name == class_names[read.attr]
+            if is_instance and isinstance(read.ctx, ast.Load):
+                yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of what a function with `return handle` returns; None if they are unknown.
-
-    For `return handle, n` in `def make` and `step, n = make()`, these are the reads of `step`.
-    """
+    """Return the reads of what a function with `return handle` returns; None if unknown."""
+    # For `return handle, n` in `def make` and `step, n = make()`, these are the reads of `step`.
     calls, index = flow.returned_to(module, handle)  # `make()`, and 0, or None without a tuple
     reads: list[ast.expr] = []
     for call in calls:
@@ -223,11 +208,8 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
 
 
 def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]) -> _Parameters:
-    """Return the parameters of a mapped function that its calls pass; see `_passed_parameters`.
-
-    `function` is its def; None if it is elsewhere. Raises CannotMigrate if calls pass different
-    parameters.
-    """
+    """Return the parameters of a mapped function that its calls pass; see `_passed_parameters`."""
+    # `function` is its def, or None if that is elsewhere. Raises CannotMigrate if calls differ.
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
@@ -254,12 +236,10 @@ def partial_of(module: Module, fun: Any) -> ast.Call | None:
 
 
 def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
-    """Return the names of the parameters that a call passes, and those that stay keywords.
-
-    For a function with the parameters `names`, x, y and z, `f(a, y=b)` passes x and y in order:
-    `(("x", "y"), ())`, for both can go by position. `f(a, z=b)` leaves y out, so that z stays a
-    keyword: `(("x", "z"), ("z",))`. Raises CannotMigrate at `*args`.
-    """
+    """Return the names of the parameters that a call passes, and those that stay keywords."""
+    # For a function with the parameters `names`, x, y and z, `f(a, y=b)` passes x and y in order:
+    # `(("x", "y"), ())`, for both can go by position. `f(a, z=b)` leaves y out, so that z stays a
+    # keyword: `(("x", "z"), ("z",))`. Raises CannotMigrate at `*args`.
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise CannotMigrate("a call gives arguments by * or **", "Write the arguments out.")
@@ -291,10 +271,8 @@ def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
 
 
 def _tuple_length(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
-    """Return the length of the tuple that a function returns, by its `return x, y` or its calls.
-
-    None if it returns one value. Raises CannotMigrate if calls differ: `x, y = f()`, `x = f()`.
-    """
+    """Return the length of the tuple that a function returns, by its `return x, y` or its calls."""
+    # None if it returns one value. Raises CannotMigrate if calls differ: `x, y = f()`, `x = f()`.
     if function is not None and module.holds(function):
         results = flow.results_of(function)
         lengths = {len(x.elts) if isinstance(x, ast.Tuple) else 0 for x in results}
@@ -310,6 +288,5 @@ def _tuple_length(module: Module, function: Any, calls: Sequence[ast.Call]) -> i
             case _:
                 unpacked.add(None)
     if len(unpacked) > 1:
-        by_hand = "Unpack them alike."
-        raise CannotMigrate("its calls unpack different numbers of results", by_hand)
+        raise CannotMigrate("its calls unpack different numbers of results", "Unpack them alike.")
     return unpacked.pop() if unpacked else None

@@ -60,13 +60,9 @@ class Placements:
         name = self._writer.import_name("jax.make_array_from_process_local_data", at)
         return NewCall(name, [self._plan.sharded(at, mapped), operand])
 
-    # --- calls
-
     def edit_calls(self, mapped: Pmapped) -> None:
-        """Place the arguments of all calls of a mapped function on its mesh.
-
-        If it returns one replicated array, `unreplicate(f(x))` or `f(x)[0]` becomes `f(x)`.
-        """
+        """Place the arguments of all calls of a mapped function on its mesh."""
+        # If it returns one replicated array, `unreplicate(f(x))` or `f(x)[0]` becomes `f(x)`.
         is_tuple = mapped.tuple_length is not None
         is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
         for call in mapped.calls:
@@ -74,8 +70,7 @@ class Placements:
             outer: Any = self._module.parent(call)
             change = self._changes.find_unreplicate(outer)
             if change is not None and change.operand is call and is_replicated and not is_tuple:
-                use = Use("unreplicate", outer, call, to_host=change.to_host)
-                self._edit_unreplicate(use)
+                self._edit_unreplicate(Use("unreplicate", outer, call, to_host=change.to_host))
 
     def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
@@ -92,25 +87,19 @@ class Placements:
     def _make_argument(
         self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
     ) -> Expression:
-        """Return an argument as the new program passes it: `x`, or `place(x)`.
-
-        If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
-        """
-        text, placed = self._module.text(argument), self._make_placed(mapped, position, argument)
+        """Return an argument as the new program passes it: `x`, or `place(x)`."""
+        # If the variable `x` has no other use, insert a statement `x = place(x)` above instead.
+        text, placed = self._module.text(argument), self._put(mapped, position, argument)
         if not isinstance(placed, NewCall) or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
 
-    def _make_placed(
-        self, mapped: Pmapped, position: int, argument: ast.expr
-    ) -> "Expression | None":
-        """Return the code that places an argument on the mesh; None if it stays as it is.
-
-        If the argument is a call such as `shard(x)` or `replicate(x)`, which gave `x` the device
-        axis that pmap needed, the code places `x` itself.
-        """
+    def _put(self, mapped: Pmapped, position: int, argument: ast.expr) -> "Expression | None":
+        """Return the code that places an argument on the mesh; None if it stays as it is."""
+        # If the argument is a call such as `shard(x)` or `replicate(x)`, which gave `x` the device
+        # axis that pmap needed, the code places `x` itself.
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_placed = variable is not None and self._is_placed_at_definition(variable)
         if is_placed or not mapped.is_mapped(position):
@@ -132,10 +121,8 @@ class Placements:
                 return self._put_sharded(argument, mapped, text)
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
-        """Return whether `x = place(x)` may stand above a call: the call is the only use of `x`.
-
-        Not if the innermost loop around the call does not set `x`: each iteration would place it.
-        """
+        """Return whether `x = place(x)` may stand above a call: the call is the only use of `x`."""
+        # Not if the innermost loop around the call does not set `x`: each iteration would place it.
         module, variable = self._module, self._variables.find(argument)
         statement = module.statement(call)
         is_plain = isinstance(argument, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
@@ -147,11 +134,9 @@ class Placements:
         return True
 
     def _is_placed_at_definition(self, variable: Variable) -> bool:
-        """Return whether to put a variable on the devices at its definitions, not at each call.
-
-        A STACKED one, `[devices, ...]` as for pmap, only if calls that shard it by shard_map are
-        its only uses, and its definitions are expressions, which a new call can be put around.
-        """
+        """Return whether to put a variable on the devices at its definitions, not at each call."""
+        # A STACKED one, `[devices, ...]` as for pmap, only if calls that shard it by shard_map are
+        # its only uses, and its definitions are expressions, which a new call can be put around.
         layout = self._layouts.of_variable[variable]
         if layout is not Layout.STACKED or "result" in variable.kinds():
             return True
@@ -162,8 +147,6 @@ class Placements:
             if mapped in self._plan.plain_jits or not mapped.is_mapped(use.position):
                 return False
         return all(is_read(definition.node) for definition in variable.definitions)
-
-    # --- definitions
 
     def edit_variables(self) -> None:
         """Write the edits of all definitions and reads of variables."""
@@ -193,12 +176,10 @@ class Placements:
         return any(mapped_by_call[call].donates(position) for call, position in calls)
 
     def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
-        """Edit what defines a variable, so that it has its layout in the new program.
-
-        `x = replicate(w)` becomes `x = device_put(w, replicated)`, `keys = split(key, n)` becomes
-        `keys = key`, and `x = unknown(w)` becomes `x = unstacked(unknown(w), replicated)`, with a
-        helper. `shard(w)`, and a `w` that keeps the device axis, are put on the mesh as sharded.
-        """
+        """Edit what defines a variable, so that it has its layout in the new program."""
+        # `x = replicate(w)` becomes `x = device_put(w, replicated)`, `keys = split(key, n)` becomes
+        # `keys = key`, and `x = unknown(w)` becomes `x = unstacked(unknown(w), replicated)`, with a
+        # helper. `shard(w)`, and a `w` that keeps the device axis, are put on the mesh as sharded.
         node: Any = definition.node
         layout, kind = self._layouts.of_variable[variable], definition.kind
         match layout, kind:
@@ -227,14 +208,9 @@ class Placements:
             self._replaced.add(node)
             self._writer.wrap(node, self._put_sharded(node, mapped, HOLE), operand)
 
-    # --- reads
-
     def _edit_use(self, use: Use, *, is_donated: bool) -> None:
-        """Edit one read of a replicated variable `x`, which has no device axis any longer.
-
-        A call of a mapped function takes it so. Unknown code gets `stacked(x)`, all copies as of
-        pmap, by a helper. `is_donated`: a mapped call deletes `x`.
-        """
+        """Edit one read of a replicated variable `x`, which has no device axis any longer."""
+        # Unknown code gets `stacked(x)`, the copies of pmap. `is_donated`: a call deletes `x`.
         module, writer = self._module, self._writer
         if use.kind == "unreplicate":
             self._edit_unreplicate(use, is_donated=is_donated)
@@ -252,11 +228,9 @@ class Placements:
             writer.replace(use.node, f"stacked({module.text(use.node)})")
 
     def _edit_unreplicate(self, use: Use, *, is_donated: bool = False) -> None:
-        """Edit `unreplicate(x)` or `x[0]` to `x`, and remove a statement `x = unreplicate(x)`.
-
-        If the call may give NumPy arrays (`use.to_host`), it becomes `device_get(x)`. If a mapped
-        call donates `x`, `y = unreplicate(x)` becomes `y = tree.map(jnp.copy, x)`.
-        """
+        """Edit `unreplicate(x)` or `x[0]` to `x`, and remove a statement `x = unreplicate(x)`."""
+        # If the call may give NumPy arrays (`use.to_host`), it becomes `device_get(x)`. If a mapped
+        # call donates `x`, `y = unreplicate(x)` becomes `y = tree.map(jnp.copy, x)`.
         node, operand, writer = use.node, use.operand, self._writer
         self._replaced.add(node)
         statement = self._module.parent(node)

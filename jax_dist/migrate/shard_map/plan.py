@@ -39,10 +39,8 @@ class MigrationPlan:
         self._default_axis = next(filter(None, map(self._axis_name, functions)), '"devices"')
 
     def choose_jits(self, shard_map_lines: Mapping[int, str]) -> None:
-        """Choose the functions that become a plain `jax.jit`, and say why others need shard_map.
-
-        `shard_map_lines`: the places, by line, that a run has shown to need it, and why.
-        """
+        """Choose the functions that become a plain `jax.jit`, and say why others need shard_map."""
+        # `shard_map_lines`: the places, by line, that a run has shown to need it, and why.
         for mapped in self.mapped_functions:
             try:
                 self.plain_jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
@@ -58,26 +56,21 @@ class MigrationPlan:
                 self.layouts.arguments[mapped, position] = Layout.REPLICATED
 
     def _find_axis_uses(self, mapped: Pmapped, shard_map_lines: Mapping[int, str]) -> AxisUses:
-        """Return the uses of pmap's axis that a plain jit drops, such as `pmean(x, axis)`.
-
-        Raises CannotMigrate if the function needs shard_map; see `choose_jits` for the lines.
-        """
-        module = self.module
-        line = module.source.position(module.span(mapped.site.reference)[0]).line
+        """Return the uses of pmap's axis that a plain jit drops, such as `pmean(x, axis)`."""
+        # Raises CannotMigrate if the function needs shard_map; see `choose_jits` for the lines.
+        line = self.module.source.position(self.module.span(mapped.site.reference)[0]).line
         if line in shard_map_lines:  # with the reason, or with "" if the run gave none
-            reason = shard_map_lines[line] or global_steps.why_it_differs(module, mapped)
+            reason = shard_map_lines[line] or global_steps.why_it_differs(self.module, mapped)
             raise CannotMigrate(reason)
         for variable in self._key_variables(mapped):
             uses = {use.kind for use in variable.uses}
             if variable.kinds() != {"keys"} or uses != {"argument"}:  # the program reads them, too
                 raise CannotMigrate("keys per device")
-        return global_steps.find_axis_uses(module, mapped, self.layouts, self.axis(mapped))
+        return global_steps.find_axis_uses(self.module, mapped, self.layouts, self.axis(mapped))
 
     def _exclude_sharing(self) -> None:
-        """Give up plain jit for functions that share a helper or keys with a shard_map function.
-
-        The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
-        """
+        """Give up plain jit for functions that share a helper or keys with a shard_map function."""
+        # The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}
         while True:  # each function that is given up keeps its own helpers and keys
             kept: set[ast.AST | Variable] = set()
@@ -105,8 +98,6 @@ class MigrationPlan:
         positions = self._key_positions(mapped)
         nodes = [mapped.arguments(call)[p] for p in positions for call in mapped.calls]
         return {*filter(None, map(self.variables.find, nodes))}
-
-    # --- code of meshes and shardings
 
     def axis(self, mapped: Pmapped) -> str:
         """Return the code of the mapped axis's name, such as `"batch"` with its quotes."""
@@ -146,8 +137,6 @@ class MigrationPlan:
         is_list = isinstance(self.module.value(node), ast.List | ast.ListComp)
         may_be_none = isinstance(node, ast.Name | ast.Attribute) and not is_list
         return f"{all_devices} if {text} is None else {text}" if may_be_none else text
-
-    # --- arguments and results that keep the device axis
 
     def stacked_results(self, mapped: Pmapped) -> list[bool]:
         """Return for each result whether it keeps the device axis."""

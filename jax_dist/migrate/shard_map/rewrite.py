@@ -43,8 +43,7 @@ def rewrite(
 
     For the target "shard_map", `pmap(step)` becomes `jit(shard_map(step))`; for "jit", a plain
     `jit(step)` where that can be. Places outside of `lines` stay (None: all are migrated).
-    `shard_map_lines` has the lines of places that a run has shown to need shard_map, each with the
-    reason, or with "" if it is to be found in the step.
+    `shard_map_lines`: those that a run has shown to need shard_map, each with the reason, if known.
     """
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
@@ -134,11 +133,9 @@ def _find_sharing_calls(module: Module, mapped_functions: Sequence[Pmapped]) -> 
 def _find_unchanged(
     mapped_functions: Sequence[Pmapped], layouts: Layouts, variables: Variables
 ) -> list[Pmapped]:
-    """Return the functions to leave as pmaps: all arrays that they map over would stay stacked.
-
-    That is, their state would have a leading dimension over devices, as before. With other arrays
-    only, they are migrated, but not decorators with static arguments: these need long code.
-    """
+    """Return the functions to leave as pmaps: all arrays that they map over would stay stacked."""
+    # That is, their state would have a leading dimension over devices, as before. With other arrays
+    # only, they are migrated, but not decorators with static arguments: these need long code.
     unstacking = {
         mapped
         for (mapped, position), layout in layouts.arguments.items()

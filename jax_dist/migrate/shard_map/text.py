@@ -34,16 +34,6 @@ class NewCall:
         return f"{self.name}({', '.join(map(str, self.arguments))}{comma})"
 
 
-def _break(expression: Expression, indent: str, used: int, width: int) -> str:
-    """Return the text of an expression beside `used` columns: an argument a line if too wide."""
-    flat, inner = str(expression), indent + _HANG
-    if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= width):
-        return flat
-    parts = [_break(part, inner, len(inner) + 1, width) for part in expression.arguments]
-    rows = "".join(f"{inner}{part},\n" for part in parts)
-    return f"{expression.name}(\n{rows}{indent})"
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class NewMesh:
     """A mesh that the new text defines: `mesh = Mesh(devices, (axis,))`."""
@@ -73,8 +63,6 @@ class Writer:
         self._bound = {name for scope in module.scopes.all for name in scope.bindings}
         self._bound_in: dict[ast.AST, set[str]] = {}  # by function
 
-    # --- edits
-
     def replace(self, node: Any, text: str) -> None:
         """Put text in the place of a node."""
         self.edits.append(Edit(*self.module.span(node), text))
@@ -89,25 +77,21 @@ class Writer:
         self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
     def wrap(self, node: Any, call: NewCall, inner: Any = None) -> None:
-        """Edit a node to a new call, in which the code of `inner` takes the place of HOLE.
-
-        `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
-        Without `inner`, the node itself goes there. A line that gets too long is broken.
-        """
+        """Edit a node to a new call, in which the code of `inner` takes the place of HOLE."""
+        # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
+        # Without `inner`, the node itself goes there. A line that gets too long is broken.
         inner = inner or node
         text, flat = self.module.text(inner), str(call)
         before, _ = self.module.margins(node)  # what is in front of it on its line
         if "\n" in text or len(before + flat.replace(HOLE, text)) > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
-            flat = _break(call, indent, self._width, self._width)  # one argument a line
+            flat = self._format(call, indent, used=self._width)  # one argument a line
             self._reindent(inner, len(indent + _HANG))
         self.replace_around(node, inner, *flat.split(HOLE))
 
     def _reindent(self, node: Any, column: int) -> None:
-        """Indent lines 2, 3, ... of an expression whose first line moves to a column.
-
-        Those right of the first, as below an open parenthesis, move as far; others by one step.
-        """
+        """Indent lines 2, 3, ... of an expression whose first line moves to a column."""
+        # Those right of the first, as below an open parenthesis, move as far; others by one step.
         module, (start, end) = self.module, self.module.span(node)
         strings = (x for x in ast.walk(node) if isinstance(x, ast.JoinedStr | ast.Constant))
         if any("\n" in module.text(string) for string in strings):
@@ -118,9 +102,8 @@ class Writer:
         columns = [offset - code.rfind(b"\n", 0, offset) - 1 for offset in lines]
         is_aligned = bool(columns) and min(columns) > old_column
         shift = column - old_column if is_aligned else len(_HANG)
-        for offset in lines:  # a shift to the left removes spaces in front of the offset
-            removed = max(-shift, 0)
-            self._indents.append(Edit(offset - removed, offset, " " * shift))
+        for offset in lines:  # a negative shift removes spaces in front of the offset
+            self._indents.append(Edit(offset + min(shift, 0), offset, " " * shift))
 
     def remove(self, statement: Any) -> None:
         """Remove a statement with its line; one that shares its line becomes `pass`."""
@@ -176,10 +159,8 @@ class Writer:
         self.insert(start, f"{text.removeprefix(indent)}\n{indent}")
 
     def all_edits(self) -> tuple[Edit, ...]:
-        """Return all edits of the file; the texts inserted at one offset become one edit.
-
-        A change of indentation is dropped where another edit replaces the line's beginning.
-        """
+        """Return all edits of the file; the texts inserted at one offset become one edit."""
+        # A change of indentation is dropped where another edit replaces the line's beginning.
         edits: list[Edit] = []
         texts_by_offset = {offset: [*texts] for offset, texts in self._inserted.items()}
         for edit in dict.fromkeys(self.edits):  # without duplicates, in order
@@ -192,30 +173,36 @@ class Writer:
                 edits.append(indent)
         return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in texts_by_offset.items()))
 
-    # --- texts
+    def _format(self, expression: Expression, indent: str, used: int) -> str:
+        """Return the text of an expression: one argument a line if it is too wide for its line."""
+        # `used` columns of the line hold other text; `indent` is the indentation of the line.
+        flat, inner = str(expression), indent + _HANG
+        if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= self._width):
+            return flat
+        parts = [self._format(part, inner, len(f"{inner},")) for part in expression.arguments]
+        rows = "".join(f"{inner}{part},\n" for part in parts)
+        return f"{expression.name}(\n{rows}{indent})"
 
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
         source, (start, end) = self.module.source, self.module.span(replaced)
         after = len(source.line_text(end)) - (source.position(end).column - 1)
         used = source.position(start).column - 1 + after
-        return _break(expression, indentation(source.line_text(start)), used, self._width)
+        return self._format(expression, indentation(source.line_text(start)), used)
 
     def assignment(self, target: str, value: Expression, column: int, indent: str = "") -> str:
         """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
-        return f"{target} = {_break(value, indent, column + len(f'{target} = '), self._width)}"
+        return f"{target} = {self._format(value, indent, column + len(f'{target} = '))}"
 
     def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
-        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")].
-
-        Each line of the body has a beginning and an expression, which is broken if it is too long.
-        """
+        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
+        # Each line of the body is a beginning and an expression, which is broken if too long.
         indent = self.indent(at)
-        head = _break(NewCall(f"def {name}", parameters), "", len(f"{indent}:"), self._width)
+        head = self._format(NewCall(f"def {name}", parameters), "", used=len(f"{indent}:"))
         rows = [f"{head}:"]
         for beginning, expression in body:
             row = f"{self.unit}{beginning}"
-            rows.append(row + _break(expression, self.unit, len(indent + row), self._width))
+            rows.append(row + self._format(expression, self.unit, used=len(indent + row)))
         blank_lines = [""] if indent else ["", ""]
         self.insert_above(at, [*rows, *blank_lines])
 
@@ -230,17 +217,12 @@ class Writer:
             return self.module.span(statement)[0]
         return self.module.span(decorators[0])[0] - len("@")
 
-    # --- names
-
     def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
-        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import.
-
-        Names of jax.sharding are written short, `P` for the alias "P", as they are used often; but
-        `Mesh`, which is used once, and a name that the file binds are `jax.sharding.Mesh`.
-        """
+        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import."""
+        # Names of jax.sharding are written short, `P` for the alias "P", as they are used often;
+        # but `Mesh`, which is used once, and a name that the file binds are `jax.sharding.Mesh`.
         text, imports = self.module.name_for(dotted, at)  # by the imports of the file
-        is_imported = not imports and "." not in text
-        if is_imported:
+        if not imports and "." not in text:  # the file imports it
             return text
         package, _, last = dotted.rpartition(".")
         name = alias or last
@@ -268,8 +250,6 @@ class Writer:
         bound.add(name)
         return name
 
-    # --- meshes
-
     def mesh(self, at: ast.AST, axis: str, devices: str, block: ast.AST) -> NewMesh:
         """Return the mesh of an axis and devices, for use at a node; `block` defines it once."""
         key = (block, axis, devices)
@@ -289,10 +269,8 @@ class Writer:
         return mesh.shardings[axis]
 
     def define_meshes(self) -> None:
-        """Insert `mesh = Mesh(devices, (axis,))` above the first statement that uses each mesh.
-
-        Below it, `sharded = NamedSharding(mesh, P(axis))` for each sharding that is used.
-        """
+        """Insert `mesh = Mesh(devices, (axis,))` above the first statement that uses each mesh."""
+        # Below it, `sharded = NamedSharding(mesh, P(axis))` for each sharding that is used.
         for mesh in self._meshes.values():
             first = min(mesh.uses, key=lambda node: self.module.statement(node).lineno)
             ancestors = {first, *self.module.ancestors(first)}

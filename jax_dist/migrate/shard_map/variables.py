@@ -84,17 +84,12 @@ _ARRAY_ATTRIBUTES = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at
 
 
 class Variables:
-    """The variables of one file that the calls of its mapped functions take or return.
-
-    Names and fields whose values go from one to the other, as in `x = y`, are one variable.
-    """
+    """The variables of one file that the calls of its mapped functions take or return."""
 
     def __init__(self, module: Module, changes: AxisChanges, mapped_calls: Collection[ast.Call]):
-        """Collect the variables `state`, `batch`, `loss` of `state, loss = step(state, batch)`.
-
-        `mapped_calls` are these calls of mapped functions. A variable is stored by its keys, each
-        of which stands for a name in one function or for a field of one class; see `_key_of`.
-        """
+        """Collect the variables `state`, `batch`, `loss` of `state, loss = step(state, batch)`."""
+        # `mapped_calls` are these calls of mapped functions. A variable is stored by its keys, each
+        # of which stands for a name in one function or for a field of one class; see `_key_of`.
         self._module, self._mapped_calls = module, frozenset(mapped_calls)
         self.changes: AxisChanges = changes
         self._by_key: dict[Hashable, Variable] = {}
@@ -119,18 +114,15 @@ class Variables:
         return self._by_key.get(self._key_of(self._strip_parts(node)))
 
     def find_targets(self, value: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
-        """Yield each target that gets a value, with the index of the item that it gets.
-
-        These are `(x, 0)` and `(y, 1)` for `x, y = value`, also where that is `both = value` and
-        `x, y = both`; and `(x, None)` for `x = value`, whose `x` gets all of it.
-        """
+        """Yield each target that gets a value, with the index of the item that it gets."""
+        # These are `(x, 0)` and `(y, 1)` for `x, y = value`, also where that is `both = value` and
+        # `x, y = both`; and `(x, None)` for `x = value`, whose `x` gets all of it.
         value = self._find_outermost(value)
         statement = self._module.parent(value)
         if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is not value:
             return
-        for target in (
-            statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        ):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
             if isinstance(target, ast.Tuple | ast.List):
                 yield from ((element, index) for index, element in enumerate(target.elts))
                 continue
@@ -152,14 +144,10 @@ class Variables:
             value, call = call, self._module.parent(call)
         return value
 
-    # --- keys
-
     def _key_of(self, node: ast.expr) -> Hashable | None:
-        """Return the key of the variable that a name or `self.field` holds; None for other nodes.
-
-        The key of a name is the node that `Module.reaching` has for its first binding: the whole
-        statement `x = y`, but the target alone of `x, z = y` or `for x in y`.
-        """
+        """Return the key of the variable that a name or `self.field` holds; None for others."""
+        # The key of a name is the node that `Module.reaching` has for its first binding: the whole
+        # statement `x = y`, but the target alone of `x, z = y` or `for x in y`.
         match node:
             case ast.Name(ctx=ast.Store()):
                 parent = self._module.parent(node)
@@ -184,10 +172,8 @@ class Variables:
             self._merge(keys[0], key)
 
     def _add_key(self, key: Any, name: str) -> None:
-        """Add a variable for a key, with its definitions and reads in the whole file.
-
-        The key is the `_Field` of `self.name`, or else the node that binds a name in a function.
-        """
+        """Add a variable for a key, with its definitions and reads in the whole file."""
+        # The key is the `_Field` of `self.name`, or else the node that binds a name in a function.
         if key in self._by_key:
             return
         self._by_key[key] = Variable([key])
@@ -222,12 +208,10 @@ class Variables:
         self._merge(key, self._key_of(node))
 
     def _merge_parts(self) -> None:
-        """Merge each variable with those that hold a part of it, as `p` holds `x.params`.
-
-        For `f(x.params)` and `def f(p)`, the node `x.params` was stored twice: as a use of `x`
-        and as a definition of `p`, both of kind "unknown". So was the target `p` of
-        `for name, p in x.items()`. A node in both roles connects the two, and is then removed.
-        """
+        """Merge each variable with those that hold a part of it, as `p` holds `x.params`."""
+        # For `f(x.params)` and `def f(p)`, the node `x.params` was stored twice: as a use of `x`
+        # and as a definition of `p`, both of kind "unknown". So was the target `p` of `for name, p
+        # in x.items()`. A node in both roles connects the two, and is then removed.
         key_of_part: dict[ast.AST, Hashable] = {}  # the key of `x`, by the node `x.params`
         for key, variable in self._by_key.items():
             for use in variable.uses:
@@ -241,8 +225,6 @@ class Variables:
             variable = self._by_key[key]
             variable.definitions = [x for x in variable.definitions if x.node not in parts]
             variable.uses = [x for x in variable.uses if x.node not in parts]
-
-    # --- definitions
 
     def _define_by_binding(self, key: Hashable, binding: Binding) -> None:
         """Add the definition by a statement, target or parameter that binds a name."""
@@ -260,10 +242,8 @@ class Variables:
         self._define(key, target, value if len(path) < 2 else None, *path[:1])
 
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
-        """Add as definitions of `p` in `def f(p)` what the calls `f(x)` pass for it.
-
-        The definition is unknown if other files may call `f`, or if a call passes `*args`.
-        """
+        """Add as definitions of `p` in `def f(p)` what the calls `f(x)` pass for it."""
+        # The definition is unknown if other files may call `f`, or if a call passes `*args`.
         function: Any = self._module.parent(self._module.parent(parameter))
         calls = flow.callers(self._module, function) or ()
         arguments = [flow.argument_of(self._module, call, function, parameter) for call in calls]
@@ -273,19 +253,15 @@ class Variables:
             self._define(key, argument, argument)
 
     def _define(self, key: Hashable, node: ast.AST, value: Any, index: Any = None) -> None:
-        """Add a definition by `x = value`, or by `x, y = value`, where `x` gets item `index`.
-
-        The key is that of `x`. `node` is the target or the value; it identifies the definition.
-        A value of None is unknown. If the value is a variable itself, merge `x` with it.
-        """
+        """Add a definition by `x = value`, or by `x, y = value`, where `x` gets item `index`."""
+        # The key is that of `x`. `node` is the target or the value; it identifies the definition. A
+        # value of None is unknown. If the value is a variable itself, merge `x` with it.
         definitions = self._by_key[key].definitions
         value = self._strip_conversions(value, index)
         element = functions.part_of(value, (index,)) if value and index is not None else None
         change = self.changes.find(value)  # the change of the device axis by `replicate(y)`
         if element is not None:  # `x, y = a, b`
             self._define(key, node, element)
-        elif value is None:
-            definitions.append(Definition("unknown", node))
         elif value in self._mapped_calls:  # `x = step(x)`
             definitions.append(Definition("result", node, mapped_call=value))
         elif isinstance(value, ast.Constant) and value.value is None:
@@ -302,14 +278,12 @@ class Variables:
             for result in results:  # `x = make()`, where `def make` is in this file
                 self._define(key, result, result)
         else:
-            definitions.append(Definition("unknown", value))
+            definitions.append(Definition("unknown", value or node))
 
     def _strip_conversions(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
-        """Return `x` of `jnp.asarray(x)` and other calls that keep the device axis of `x`.
-
-        With an index, for `a, b = x`, return what is assigned to `x` above, if that is known.
-        Return `value` itself if this `x` is no name, field, tuple or call of a mapped function.
-        """
+        """Return `x` of `jnp.asarray(x)` and other calls that keep the device axis of `x`."""
+        # With an index, for `a, b = x`, return what is assigned to `x` above, if that is known.
+        # Return `value` itself if this `x` is no name, field, tuple or call of a mapped function.
         operand = value
         while (inner := self.changes.find_converted(operand)) is not None:
             operand = inner
@@ -319,11 +293,9 @@ class Variables:
         return operand if is_followed or operand in self._mapped_calls else value
 
     def _results_of_call(self, value: ast.expr, index: int | None) -> list[ast.expr]:
-        """Return what the function of a call `make()` may return: `a` and `b` of its two returns.
-
-        With an index, return this item of each tuple that it returns. [] if an item is not known,
-        or if `make` is no def of this file whose callers are all in this file.
-        """
+        """Return what the function of a call `make()` may return: one item for each `return`."""
+        # With an index, return this item of each tuple that it returns. [] if an item is not known,
+        # or if `make` is no def of this file whose callers are all in this file.
         function = flow.called_function(self._module, value)
         if function is None or flow.callers(self._module, function) is None:
             return []
@@ -334,13 +306,9 @@ class Variables:
         known = [item for item in items if item is not None]
         return known if len(known) == len(items) else []
 
-    # --- uses
-
     def _add_use(self, key: Hashable, read: ast.expr) -> None:
-        """Add the use of `x` by one read, or merge `x` with the variable that it is handed to.
-
-        The key is that of `x`. A use of kind "unknown" is one by code that is not followed.
-        """
+        """Add the use of `x` by one read, or merge `x` with the variable that it is handed to."""
+        # The key is that of `x`. A use of kind "unknown" is one by code that is not followed.
         module, part = self._module, self._find_part(read)
         use = self._find_known_use(part)
         if use is None:
@@ -349,10 +317,8 @@ class Variables:
                 return
             if part is not read:  # `x.params`: see `_merge_parts`
                 use = Use("unknown", part)
-            elif (
-                item := flow.loop_item(module, read)
-            ) is not None:  # `for name, item in x.items()`
-                self._add_variable(item)
+            elif (item := flow.loop_item(module, read)) is not None:
+                self._add_variable(item)  # of `for name, item in x.items()`
                 use = Use("unknown", item)
             elif self._merge_receivers(key, read):  # `y = x`
                 return
@@ -375,10 +341,8 @@ class Variables:
                     return part
 
     def _find_known_use(self, part: ast.expr) -> Use | None:
-        """Return the use of `x` in `mapped_function(x)`, `unreplicate(x)` or `x[0]`; else None.
-
-        `part` is this `x` or a part such as `x.params`, also as an element of a tuple or dict.
-        """
+        """Return the use of `x` in `mapped_function(x)`, `unreplicate(x)` or `x[0]`; else None."""
+        # `part` is this `x` or a part such as `x.params`, also as an element of a tuple or dict.
         match self._module.parent(part):
             case ast.Subscript(slice=ast.Constant(value=0)) as item:
                 return Use("unreplicate", item, part)
@@ -394,21 +358,15 @@ class Variables:
         return None
 
     def _merge_receivers(self, key: Hashable, read: ast.expr) -> bool:
-        """Merge `x` with what a read hands it to; return False if that is not followed.
-
-        It is the `y` of `y = x` or `y, z = x, 1`, the parameter of `f(x)` for a def `f` of this
-        file, or, for a read `return x` in a def `f`, the `y` of each `y = f()`.
-        """
+        """Merge `x` with what a read hands it to; return False if that is not followed."""
+        # It is the `y` of `y = x` or `y, z = x, 1`, the parameter of `f(x)` for a def `f` of this
+        # file, or, for a read `return x` in a def `f`, the `y` of each `y = f()`.
         module, value = self._module, self._find_outermost(read)
-        container = module.parent(value)
-        if isinstance(container, ast.Tuple):
-            is_assigned = self._merge_targets(key, container, container.elts.index(value))
-        else:
-            is_assigned = self._merge_targets(key, value, None)
-        if is_assigned:
+        outer: Any = module.parent(value)
+        index = outer.elts.index(value) if isinstance(outer, ast.Tuple) else None
+        if self._merge_targets(key, value if index is None else outer, index):
             return True
-        parent = module.parent(read)
-        call = module.parent(parent) if isinstance(parent, ast.keyword) else parent
+        call, _ = flow.receiving_call(module, read)
         parameter = flow.parameter_of(module, read, call)
         if parameter is not None:
             self._add_key(parameter, parameter.arg)
@@ -418,10 +376,8 @@ class Variables:
         return bool(calls) and all(self._merge_targets(key, call, index) for call in calls)
 
     def _merge_targets(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
-        """Merge a variable with `y` of `y = value`, or of `z, y = value` for the index 1.
-
-        Return False, and merge nothing, if no name or field gets the value.
-        """
+        """Merge a variable with `y` of `y = value`, or of `z, y = value` for the index 1."""
+        # Return False, and merge nothing, if no name or field gets the value.
         targets = [target for target, position in self.find_targets(value) if position == index]
         if not targets or None in map(self._key_of, targets):
             return False
