@@ -92,14 +92,14 @@ class AxisChanges:
                 return AxisChange(None, x, to_host=name in _TO_HOST)  # `jnp.asarray(x)`
             case ast.Call(args=[fun, tree]) if name in stacking.TREE_MAPS:  # `tree.map(fun, tree)`
                 function = self._find_function(module, fun)
-                change = function and self._read_function(function, depth, is_leaf=True)
-                return change and dataclasses.replace(change, operand=tree)
+                change = self._read_function(function, depth, is_leaf=True) if function else None
+                return dataclasses.replace(change, operand=tree) if change else None
             case ast.Call(func=fun, args=[_, *_]):  # `fun(x)`, with a function of the project
                 function = self._find_function(module, fun)
-                change = function and self._read_function(function, depth)
+                change = self._read_function(function, depth) if function else None
                 if function is not None and change is not None:
                     x = flow.argument_of(function.module, node, function.node, change.operand)
-                    return x and dataclasses.replace(change, operand=x)
+                    return dataclasses.replace(change, operand=x) if x else None
         return None
 
     def _find_function(self, module: Module, fun: ast.expr) -> _Function | None:
@@ -152,7 +152,7 @@ class AxisChanges:
                 return dataclasses.replace(change, operand=parameter)
             else:
                 inner = self._read_call(function.module, operand, depth + 1, is_leaf=is_leaf)
-                change = inner and _compose(change, inner)
+                change = None if inner is None else _compose(change, inner)
         return None
 
 

@@ -22,7 +22,7 @@ def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
     return function if is_def and module.holds(function) else None
 
 
-def callers(module: Module, function: Any) -> list[ast.Call] | None:
+def find_all_calls(module: Module, function: Any) -> list[ast.Call] | None:
     """Return every call of a def in this file; None if other code may call it too."""
     # That is so if it is decorated, has no name of its own, or is passed on as a value.
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
@@ -64,14 +64,14 @@ def argument_of(
 def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | None:
     """Return the `p` of `def f(p)` for the `x` of `f(x)`; None if other files may call `f`."""
     function = called_function(module, call)
-    if function is None or callers(module, function) is None:
+    if function is None or find_all_calls(module, function) is None:
         return None
     parameters = scopes.parameters(function.args)
     passed = (p for p in parameters if argument_of(module, call, function, p) is argument)
     return next(passed, None)
 
 
-def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
+def find_calls_returning(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
     """Return the calls that return the value of an expression, and its index in their tuple."""
     # For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for
     # `return x` the index is None. `([], None)` if `x` is not returned, or if other files may call
@@ -79,7 +79,8 @@ def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | N
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)
-    calls = callers(module, module.function(node)) if isinstance(statement, ast.Return) else None
+    is_returned = isinstance(statement, ast.Return)
+    calls = find_all_calls(module, module.function(node)) if is_returned else None
     return (calls, index) if calls else ([], None)
 
 

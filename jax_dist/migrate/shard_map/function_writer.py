@@ -125,8 +125,7 @@ class FunctionWriter:
             tree = trees[0] if len(trees) == 1 else NewCall("", trees)
             return f"{', '.join(trees)} = ", NewCall(tree_map, [f"lambda x: x[{index}]", tree])
 
-        # Lines of the body: the beginning of each, and its expression.
-        lines: list[tuple[str, Expression]] = [
+        lines: list[tuple[str, Expression]] = [  # the beginning of each, and its expression
             (f"{name} = ", f"{name}[0]") for name, is_key in parameters.items() if is_key
         ]
         if trees := [name for name, is_key in parameters.items() if not is_key]:

@@ -127,7 +127,7 @@ class Layouts:
         return Layout.STACKED
 
     def _reads_one_copy(self, mapped: Pmapped, call: ast.Call, index: int) -> bool:
-        """Return whether of a call's result, which pmap gives as copies, only one copy is read."""
+        """Return whether the program reads only one device's copy of a result of a call."""
         # The index is 1 for `loss` of `state, loss = step(state)`, and 0 for a single result.
         targets = [*self._variables.find_targets(call)]  # [(state, 0), (loss, 1)]
         if not targets:
@@ -142,8 +142,8 @@ class Layouts:
                 variable = self._variables.find(target)
                 if variable is None or self.of_variable[variable] is not Layout.REPLICATED:
                     return False
-                if gets_tuple and _has_index(variable):  # `results[0]`: a copy, or the first result
-                    return False
+                if gets_tuple and _may_be_tuple(variable):
+                    return False  # `results[0]` is a copy, or the first result
         return True
 
     def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
@@ -191,8 +191,8 @@ def _takes(node: ast.AST, variable: Variable) -> bool:
     return any(use.node in operands for use in variable.uses)
 
 
-def _has_index(variable: Variable) -> bool:
-    """Return whether a read is `x[0]`, where x may be a tuple; `x["w"][0]` is of an array."""
+def _may_be_tuple(variable: Variable) -> bool:
+    """Return whether a read is `x[0]`, as of a tuple; in `x["w"][0]`, the 0 is of an array."""
     items = [use for use in variable.uses if isinstance(use.node, ast.Subscript)]
     reads = [use for use in items if use.kind == "unreplicate"]
     return any(not isinstance(use.operand, ast.Subscript) for use in reads)

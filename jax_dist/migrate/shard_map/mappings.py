@@ -180,7 +180,7 @@ def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     """Return the reads of what a function with `return handle` returns; None if unknown."""
     # For `return handle, n` in `def make` and `step, n = make()`, these are the reads of `step`.
-    calls, index = flow.returned_to(module, handle)  # `make()`, and 0, or None without a tuple
+    calls, index = flow.find_calls_returning(module, handle)  # `make()` and 0, None without tuple
     reads: list[ast.expr] = []
     for call in calls:
         if index is None:  # `make()(x)`, or `step = make()`
@@ -202,7 +202,7 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
     """Return the reads of `p` in `def f(p)` for `f(handle)`, the only call of `f`; else None."""
     parameter = flow.parameter_of(module, handle, call)
     function: Any = flow.called_function(module, call)
-    if parameter is None or len(flow.callers(module, function) or ()) != 1:
+    if parameter is None or len(flow.find_all_calls(module, function) or ()) != 1:
         return None
     return module.reads(module.scopes.of[function], parameter.arg)
 

@@ -46,7 +46,7 @@ class MigrationPlan:
                 self.plain_jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
-        self._exclude_sharing()
+        self._exclude_sharing_functions()
         # pmap takes a random key for each device, a plain jit one for the whole batch: it is no
         # longer stacked. Only a run can show whether the program may have other random numbers.
         for mapped in self.plain_jits:
@@ -68,7 +68,7 @@ class MigrationPlan:
                 raise CannotMigrate("keys per device")
         return global_steps.find_axis_uses(self.module, mapped, self.layouts, self.axis(mapped))
 
-    def _exclude_sharing(self) -> None:
+    def _exclude_sharing_functions(self) -> None:
         """Give up plain jit for functions that share a helper or keys with a shard_map function."""
         # The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}

@@ -48,7 +48,7 @@ def rewrite(
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
         plan.choose_jits(shard_map_lines)
-    _drop_axis_uses(plan)
+    _drop_axis_uses(plan)  # `pmean(x, axis)` of a plain jit becomes `x`
     function_writer, placements, writer = FunctionWriter(plan), Placements(plan), plan.writer
     for mapped in plan.mapped_functions:
         function_writer.write(mapped)  # the call or decorator of pmap
@@ -99,7 +99,7 @@ def _make_plan(
             mapped_functions.remove(mapped)
             left.append(PlannedPlace.leave(module, mapped.site.reference, error))
 
-    leave(_find_sharing_calls(module, mapped_functions), _SHARED_CALLS)
+    leave(_find_sharing_calls(module, mapped_functions), _SHARED_CALLS_ERROR)
     changes = AxisChanges(module, project)
     while True:  # each function that is left may be the one that updates the state of another
         calls = [call for mapped in mapped_functions for call in mapped.calls]
@@ -108,14 +108,14 @@ def _make_plan(
         unchanged = _find_unchanged(mapped_functions, layouts, variables)
         if not unchanged:
             return MigrationPlan(module, mapped_functions, variables, layouts), left
-        leave(unchanged, _STACKED_STATE)
+        leave(unchanged, _STACKED_STATE_ERROR)
 
 
-_STACKED_STATE = CannotMigrate(
+_STACKED_STATE_ERROR = CannotMigrate(
     "its state keeps the device axis: it is read where that is not seen",
     "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
-_SHARED_CALLS = CannotMigrate(
+_SHARED_CALLS_ERROR = CannotMigrate(
     "a call of it is inside of another mapped function, or may be one of another",
     "Give each mapped function a name of its own, and nest none in another.",
 )
@@ -134,8 +134,8 @@ def _find_unchanged(
     mapped_functions: Sequence[Pmapped], layouts: Layouts, variables: Variables
 ) -> list[Pmapped]:
     """Return the functions to leave as pmaps: all arrays that they map over would stay stacked."""
-    # That is, their state would have a leading dimension over devices, as before. With other arrays
-    # only, they are migrated, but not decorators with static arguments: these need long code.
+    # For a state, `[devices, ...]` as before, nothing is gained. Functions without one are migrated
+    # all the same, except decorators with static arguments, for which the new code is long.
     unstacking = {
         mapped
         for (mapped, position), layout in layouts.arguments.items()

@@ -245,7 +245,7 @@ class Variables:
         """Add as definitions of `p` in `def f(p)` what the calls `f(x)` pass for it."""
         # The definition is unknown if other files may call `f`, or if a call passes `*args`.
         function: Any = self._module.parent(self._module.parent(parameter))
-        calls = flow.callers(self._module, function) or ()
+        calls = flow.find_all_calls(self._module, function) or ()
         arguments = [flow.argument_of(self._module, call, function, parameter) for call in calls]
         if not arguments or None in arguments:
             self._by_key[key].definitions.append(Definition("unknown", parameter))
@@ -297,7 +297,7 @@ class Variables:
         # With an index, return this item of each tuple that it returns. [] if an item is not known,
         # or if `make` is no def of this file whose callers are all in this file.
         function = flow.called_function(self._module, value)
-        if function is None or flow.callers(self._module, function) is None:
+        if function is None or flow.find_all_calls(self._module, function) is None:
             return []
         results = flow.results_of(function)
         if index is None:
@@ -372,7 +372,7 @@ class Variables:
             self._add_key(parameter, parameter.arg)
             self._merge(key, parameter)
             return True
-        calls, index = flow.returned_to(module, read)
+        calls, index = flow.find_calls_returning(module, read)
         return bool(calls) and all(self._merge_targets(key, call, index) for call in calls)
 
     def _merge_targets(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
