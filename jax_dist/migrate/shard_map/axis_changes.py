@@ -49,62 +49,60 @@ class AxisChanges:
 
     def find(self, node: ast.AST | None) -> AxisChange | None:
         """Return how a call changes the device axis; None if it keeps it or cannot be analyzed."""
-        change = self._change_of(node)
+        change = self._find_change(node)
         return None if change is None or change.kind is None else change
 
     def find_unreplicate(self, node: ast.AST | None) -> AxisChange | None:
         """Return the change of a call such as `unreplicate(x)`, which gives `x[0]`; else None."""
-        change = self._change_of(node)
+        change = self._find_change(node)
         return change if change is not None and change.kind is Kind.ONE else None
 
-    def find_kept_operand(self, node: ast.AST | None) -> ast.expr | None:
+    def find_converted(self, node: ast.AST | None) -> ast.expr | None:
         """Return `x` of `jnp.asarray(x)`, which keeps the device axis on the devices; else None."""
-        change = self._change_of(node)
+        change = self._find_change(node)
         return change.operand if change and change.kind is None and not change.to_host else None
 
-    def _change_of(self, node: ast.AST | None) -> AxisChange | None:
-        """Return what nested calls, `jnp.asarray(replicate(x))`, do to the operand `x`; or None."""
+    def _find_change(self, node: ast.AST | None) -> AxisChange | None:
+        """Return what nested calls do to the device axis of the `x` inside; None if unknown."""
+        # `jnp.asarray(replicate(x))` adds the axis: `asarray` keeps what `replicate` adds to `x`.
         if not isinstance(node, ast.Call):
             return None
         if node not in self._changes:
-            change = self._change_by_call(self._module, node, 0)
-            if change is not None and change.kind is None:
-                inner = self._change_of(change.operand)
-                change = _compose(change, inner) if inner is not None else change
+            change = self._read_call(self._module, node, depth=0)
+            if change is not None and change.kind is None:  # the outer call keeps the axis
+                inner = self._find_change(change.operand)
+                change = change if inner is None else _compose(change, inner)
             self._changes[node] = change
         return self._changes[node]
 
-    def _change_by_call(
+    def _read_call(
         self, module: Module, node: ast.expr, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
-        """Return what the outermost call of an expression does to the device axis; None if unknown.
-
-        `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
-        """
-        stacked = stacking.stacking(module, node)
+        """Return what the outermost call does to the device axis of its `x`; None if unknown."""
+        # `depth`: how many functions lead to it. `is_leaf`: it is in the function of a `tree.map`,
+        # so that `x` is an array, and `x[0]` and methods of arrays count as well.
+        stacked = stacking.stacking(module, node)  # by a library's function, as Flax's `replicate`
         if stacked is not None:
             return AxisChange(stacked.kind, stacked.of)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
         if is_leaf and name is None:
-            return _change_by_method(node)
+            return _read_method(node)
         match node:
-            case ast.Call(args=[operand, *_]) if name in _KEEP_AXIS or name in _TO_HOST:
-                return AxisChange(None, operand, to_host=name in _TO_HOST)
-            case ast.Call(args=[fun, tree]) if name in stacking.TREE_MAPS:
-                function = self._definition(module, fun)
-                change = function and self._change_by_function(function, depth, is_leaf=True)
-                return change and dataclasses.replace(change, operand=tree)
-            case ast.Call(func=fun, args=[_, *_]):
-                function = self._definition(module, fun)
-                change = function and self._change_by_function(function, depth)
-                if function is None or change is None:
-                    return None
-                home, parameter = function.module, change.operand
-                argument = flow.argument_of(home, node, function.node, parameter)
-                return argument and dataclasses.replace(change, operand=argument)
+            case ast.Call(args=[x, *_]) if name in _KEEP_AXIS or name in _TO_HOST:
+                return AxisChange(None, x, to_host=name in _TO_HOST)  # `jnp.asarray(x)`
+            case ast.Call(args=[fun, tree]) if name in stacking.TREE_MAPS:  # `tree.map(fun, tree)`
+                function = self._find_function(module, fun)
+                change = self._read_function(function, depth, is_leaf=True) if function else None
+                return dataclasses.replace(change, operand=tree) if change else None
+            case ast.Call(func=fun, args=[_, *_]):  # `fun(x)`, with a function of the project
+                function = self._find_function(module, fun)
+                change = self._read_function(function, depth) if function else None
+                if function is not None and change is not None:
+                    x = flow.argument_of(function.module, node, function.node, change.operand)
+                    return dataclasses.replace(change, operand=x) if x else None
         return None
 
-    def _definition(self, module: Module, fun: ast.expr) -> _Function | None:
+    def _find_function(self, module: Module, fun: ast.expr) -> _Function | None:
         """Return the def or lambda that a name means, in this file or another of the project."""
         function = pmaps.definition(module, fun)
         if function is not None:
@@ -117,42 +115,44 @@ class AxisChanges:
         node = bindings[0].node if len(bindings) == 1 else None
         return _Function(other, node) if other and isinstance(node, ast.FunctionDef) else None
 
-    def _change_by_function(
+    def _read_function(
         self, function: _Function, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
-        """Return what a function does to the parameter that it returns; None if unknown.
-
-        `return x if n == 1 else replicate(x)` adds the axis to `x`: of several branches, some may
-        keep it.
-        """
-        results = flow.results_of(function.node) if depth < _MAX_DEPTH else []
+        """Return what a function does to the axis of its parameter `x`; None if unknown."""
+        # `def f(x): return x if n == 1 else replicate(x)` adds it: all branches have to return the
+        # same parameter, and some may keep its axis.
+        if depth >= _MAX_DEPTH:
+            return None
+        results = flow.results_of(function.node)
         branches = [branch for result in results for branch in _branches(result)]
-        of_leaf = {"is_leaf": is_leaf}
-        changes = [self._change_of_parameter(function, x, depth, **of_leaf) for x in branches]
+        changes = [self._read_branch(function, x, depth, is_leaf=is_leaf) for x in branches]
         known = [change for change in changes if change is not None]
-        kinds = {change.kind for change in known} - {None}
+        kinds = {change.kind for change in known} - {None}  # None: a branch keeps the axis
         parameters = {change.operand for change in known}
         if len(known) < len(changes) or len(kinds) > 1 or len(parameters) != 1:
             return None
         to_host = any(change.to_host for change in known)
         return AxisChange(next(iter(kinds), None), parameters.pop(), to_host)
 
-    def _change_of_parameter(
+    def _read_branch(
         self, function: _Function, result: ast.expr, depth: int, *, is_leaf: bool
     ) -> AxisChange | None:
-        """Return what a result does to the parameter that it is computed from; None if unknown."""
+        """Return what a result does to the axis of the parameter inside of it; None if unknown."""
+        # The result `replicate(y)` below `y = jnp.asarray(x)` is followed from `replicate(y)` to
+        # `y`, to `asarray(x)` and to the parameter `x`: it adds the axis.
         parameters = {x.arg: x for x in scopes.parameters(function.node.args)}
-        change: AxisChange | None = AxisChange(None, result)
-        while change is not None:  # inwards, from the result to the parameter
+        change: AxisChange | None = AxisChange(None, result)  # what is known so far
+        while change is not None:
             operand = change.operand
+            value = function.module.value(operand)  # of a variable
             parameter = parameters.get(getattr(operand, "id", ""))
-            if (value := function.module.value(operand)) is not None:  # of a variable
+            if value is not None:
                 change = dataclasses.replace(change, operand=value)
             elif parameter is not None:
                 return dataclasses.replace(change, operand=parameter)
             else:
-                inner = self._change_by_call(function.module, operand, depth + 1, is_leaf=is_leaf)
-                change = inner and _compose(change, inner)
+                inner = self._read_call(function.module, operand, depth + 1, is_leaf=is_leaf)
+                change = None if inner is None else _compose(change, inner)
         return None
 
 
@@ -163,7 +163,7 @@ def _compose(outer: AxisChange, inner: AxisChange) -> AxisChange | None:
     return AxisChange(outer.kind or inner.kind, inner.operand, outer.to_host or inner.to_host)
 
 
-def _change_by_method(node: ast.expr) -> AxisChange | None:
+def _read_method(node: ast.expr) -> AxisChange | None:
     """Return what `x[0]`, `x.squeeze(0)`, `x.astype(t)` and the like do to an array `x`."""
     match node:
         case ast.Subscript(value=array, slice=ast.Constant(value=0)):

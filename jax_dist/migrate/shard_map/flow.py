@@ -22,11 +22,9 @@ def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
     return function if is_def and module.holds(function) else None
 
 
-def callers(module: Module, function: Any) -> list[ast.Call] | None:
-    """Return every call of a def in this file; None if other code may call it too.
-
-    That is so if it is decorated, has no name of its own, or is passed on as a value.
-    """
+def find_all_calls(module: Module, function: Any) -> list[ast.Call] | None:
+    """Return every call of a def in this file; None if other code may call it too."""
+    # That is so if it is decorated, has no name of its own, or is passed on as a value.
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
     reads = functions.reads(module, function)
@@ -66,43 +64,42 @@ def argument_of(
 def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | None:
     """Return the `p` of `def f(p)` for the `x` of `f(x)`; None if other files may call `f`."""
     function = called_function(module, call)
-    if function is None or callers(module, function) is None:
+    if function is None or find_all_calls(module, function) is None:
         return None
     parameters = scopes.parameters(function.args)
     passed = (p for p in parameters if argument_of(module, call, function, p) is argument)
     return next(passed, None)
 
 
-def returned_to(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
-    """Return the calls of the function that returns an expression, and its index in the tuple.
-
-    For `x` in `return n, x` the index is 1, for `return x` None. [] if there are other callers.
-    """
+def find_calls_returning(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
+    """Return the calls that return the value of an expression, and its index in their tuple."""
+    # For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for
+    # `return x` the index is None. `([], None)` if `x` is not returned, or if other files may call
+    # `f`.
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)
-    function = module.function(node)
-    calls = callers(module, function) if isinstance(statement, ast.Return) else None
+    is_returned = isinstance(statement, ast.Return)
+    calls = find_all_calls(module, module.function(node)) if is_returned else None
     return (calls, index) if calls else ([], None)
 
 
 def get_metrics_calls(module: Module, item: ast.expr) -> list[ast.Call]:
-    """Return the calls of Flax's `get_metrics(xs)` for the item `x` of `xs.append(x)`.
-
-    [] if anything else reads `xs` but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
-    """
+    """Return the calls of Flax's `get_metrics(xs)` for the item `x` of `xs.append(x)`."""
+    # [] if anything else reads `xs` but `xs.append(x)`, `xs.clear()`, `if xs:` and `not xs`.
     match module.parent(item):
         case ast.Call(func=ast.Attribute(value=ast.Name() as metrics, attr="append")):
             lookup = module.scope(metrics).lookup(metrics.id)
         case _:
             return []
-    # Not `xs = get_metrics(xs)`, which binds another value to the name.
+    # `xs = []` binds the name to the list, and `xs = get_metrics(xs)` to another value.
     bindings = (b for b in module.reaching(metrics) or () if not isinstance(b.value, ast.Call))
-    lists = {binding.node for binding in bindings}
+    list_bindings = {binding.node for binding in bindings}
     calls: list[ast.Call] = []
     for read in module.reads(lookup[0], metrics.id) if lookup else ():
-        if lists.isdisjoint(binding.node for binding in module.reaching(read) or ()):
-            continue  # it reads another value of the name
+        bindings_read = {binding.node for binding in module.reaching(read) or ()}
+        if not bindings_read & list_bindings:  # it reads the other value
+            continue
         match module.parent(read):
             case ast.Call(func=func, args=[argument]) as call if (
                 argument is read and module.qualified_name(func) == _GET_METRICS

@@ -15,7 +15,7 @@ from jax_dist.migrate.shard_map.text import Expression, NewCall
 class FunctionWriter:
     """Writes the mapped functions of a file.
 
-    A function in `MigrationPlan.jits` becomes `jax.jit` with shardings; each other one becomes
+    A function in `MigrationPlan.plain_jits` becomes `jax.jit` with shardings, any other one
     `jax.jit(jax.shard_map(...))`. In shard_map, a stacked argument has a device axis of size 1,
     which pmap removes: the new body takes `x[0]` of it, and returns `x[None]` of stacked results.
     """
@@ -31,7 +31,7 @@ class FunctionWriter:
             kept.append(site.fun)
             call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
-        elif mapped in self._plan.jits:
+        elif mapped in self._plan.plain_jits:
             self._write_decorator(mapped)
         elif mapped.static_argnums:
             self._write_call_below(mapped)
@@ -40,17 +40,17 @@ class FunctionWriter:
             self._write_body(mapped)
         self._writer.insert_above(site.node, self._writer.comments(site.node, kept))
 
-    # --- calls
-
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
+        # shard_map takes arrays only: for the static `n` of `step(x, n)`, this defines a function
+        # `step_over_devices(x, n)` with `mapped = jax.shard_map(lambda x: step(x, n), ...)`.
         at = mapped.site.node
-        if mapped in self._plan.jits:
+        if mapped in self._plan.plain_jits:
             function = self._pass_by_position(mapped, fun)
         else:
-            function = self._shard_map_call(mapped, self._body(mapped, fun))
-            if mapped.static_argnums:  # shard_map takes arrays only: a new function binds the rest
-                call = NewCall("mapped", mapped.dynamic_parameters)
+            function = self._shard_map_call(mapped, self._make_body(mapped, fun))
+            if mapped.static_argnums:
+                call = NewCall("mapped", mapped.dynamic_parameters)  # those that are not static
                 lines = [("mapped = ", function), ("return ", call)]
                 function = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
                 self._writer.define(at, function, mapped.parameters, lines)
@@ -58,14 +58,14 @@ class FunctionWriter:
         return NewCall(jit, [function, *self._jit_options(mapped)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
-        """Return the arguments of jit: shardings if it stands alone, `static_argnums=...`, ..."""
+        """Return the arguments of jit behind the function: `donate_argnums=...` and others."""
         options: list[Expression] = []
-        if mapped in self._plan.jits:
+        if mapped in self._plan.plain_jits:  # a jit without shard_map
             plan, at = self._plan, mapped.site.node
-            replicated = plan.replicated(at, mapped)
-            arguments = self._replicated_arguments(mapped)
-            ins = [replicated if x else plan.sharded(at, mapped) for x in arguments]
-            options += [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
+            replicated = plan.replicated(at, mapped)  # the code of a sharding
+            are_replicated = self._replicated_arguments(mapped)
+            in_shardings = [replicated if x else plan.sharded(at, mapped) for x in are_replicated]
+            options += [_keyword("in_shardings", in_shardings), f"out_shardings={replicated}"]
         if mapped.static_argnums:
             options.append(f"static_argnums={mapped.static_argnums}")
         if "donate_argnums" in mapped.option_texts:
@@ -78,47 +78,46 @@ class FunctionWriter:
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
 
-    def _shard_map_call(self, mapped: Pmapped, body: Expression) -> NewCall:
-        """Return `jax.shard_map(body, mesh=..., ...)`; without the function if `body` is ""."""
+    def _shard_map_call(self, mapped: Pmapped, function: Expression) -> NewCall:
+        """Return `jax.shard_map(function, mesh=mesh, in_specs=(P(), P("batch")), ...)`."""
+        # Without the function if that is "", as below a decorator. Each spec is `P()` for a
+        # replicated argument or result, and else that of the mapped axis.
         plan, at = self._plan, mapped.site.node
         axis, layouts = plan.axis(mapped), plan.layouts
         spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
-        ins = [spec(is_replicated) for is_replicated in self._replicated_arguments(mapped)]
+        in_specs = [spec(is_replicated) for is_replicated in self._replicated_arguments(mapped)]
         results = (layouts.results[mapped, index] for index in range(mapped.result_count))
-        outs = [spec(layout is Layout.REPLICATED) for layout in results]
+        out_specs = [spec(layout is Layout.REPLICATED) for layout in results]
         options: list[Expression] = [
             f"mesh={plan.mesh(at, mapped).variable}",
-            _keyword("in_specs", ins),
-            _keyword("out_specs", outs),
+            _keyword("in_specs", in_specs),
+            _keyword("out_specs", out_specs),
             "check_vma=False",
         ]
         name = self._writer.import_name("jax.shard_map", at)
-        return NewCall(name, [*filter(None, [body]), *options])
+        return NewCall(name, [function, *options] if function else options)
 
-    # --- functions around the mapped one
-
-    def _body(self, mapped: Pmapped, fun: str) -> Expression:
-        """Return the function for shard_map: `fun`, or a new one around it that this defines."""
-        static, stacked_parameters = mapped.static_argnums, self._plan.stacked_parameters(mapped)
-        is_stacked = bool(stacked_parameters) or any(self._plan.stacked_results(mapped))
-        if is_stacked:
-            fun = self._define_on_device(mapped, fun)
+    def _make_body(self, mapped: Pmapped, fun: str) -> Expression:
+        """Return the function for shard_map: `fun`, or one around it that takes its arrays only."""
+        # It is `step_on_device`, defined above, if arrays keep pmap's leading dimension, and with
+        # static arguments `partial(fun, config)`, or `lambda x: fun(x, config)` behind others.
+        static = mapped.static_argnums
+        is_stacked = bool(self._plan.stacked_parameters(mapped))
+        if is_stacked or any(self._plan.stacked_results(mapped)):
+            is_stacked, fun = True, self._define_on_device(mapped, fun)
         if not static:
             return fun if is_stacked else self._pass_by_position(mapped, fun)
         if static == (*range(len(static)),):
             partial = self._writer.import_name("functools.partial", mapped.site.node)
             return NewCall(partial, [fun, *mapped.parameters[: len(static)]])
-        # Of the arguments that are not static: `lambda x: step(x, config)`.
         head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
         return NewCall(head, mapped.parameters)
 
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
-        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name.
-
-        `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
-        """
-        at, results = mapped.site.node, self._plan.stacked_results(mapped)
-        parameters = self._plan.stacked_parameters(mapped)
+        """Define `def step_on_device(x): return step(x[0])[None]`, and return its name."""
+        # `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
+        at, are_stacked = mapped.site.node, self._plan.stacked_results(mapped)
+        parameters = self._plan.stacked_parameters(mapped)  # by name: whether it is a random key
         tree_map = self._writer.import_name("jax.tree.map", at)
 
         def map_leaves(index: str, trees: Sequence[str]) -> tuple[str, Expression]:
@@ -126,17 +125,17 @@ class FunctionWriter:
             tree = trees[0] if len(trees) == 1 else NewCall("", trees)
             return f"{', '.join(trees)} = ", NewCall(tree_map, [f"lambda x: x[{index}]", tree])
 
-        lines: list[tuple[str, Expression]] = [
+        lines: list[tuple[str, Expression]] = [  # the beginning of each, and its expression
             (f"{name} = ", f"{name}[0]") for name, is_key in parameters.items() if is_key
         ]
         if trees := [name for name, is_key in parameters.items() if not is_key]:
             lines.append(map_leaves("0", trees))
-        call = self._lambda_body(mapped) or self._call_of(mapped, fun)
-        if all(results):
+        call = self._lambda_body(mapped) or self._make_call(mapped, fun)
+        if all(are_stacked):
             lines.append(("return ", NewCall(tree_map, ["lambda x: x[None]", call])))
-        elif any(results):
+        elif any(are_stacked):  # `state, loss = step(state)`, then `loss = ...` alone
             names = self._result_names(mapped)
-            stacked = [name for name, is_stacked in zip(names, results, strict=True) if is_stacked]
+            stacked = [*itertools.compress(names, are_stacked)]
             lines += [(f"{', '.join(names)} = ", call), map_leaves("None", stacked)]
             lines.append(("return ", ", ".join(names)))
         else:
@@ -149,7 +148,7 @@ class FunctionWriter:
         """Return `fun`, or `lambda x, rng: fun(x, rng=rng)` if it takes arguments by name only."""
         if not mapped.keyword_only:
             return fun
-        call = self._call_of(mapped, fun)
+        call = self._make_call(mapped, fun)
         return NewCall(f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments)
 
     def _lambda_body(self, mapped: Pmapped) -> str:
@@ -159,8 +158,10 @@ class FunctionWriter:
         text = self._module.text(fun.body) if names == [*mapped.parameters] else ""
         return "" if "\n" in text else text
 
-    def _call_of(self, mapped: Pmapped, fun: str) -> NewCall:
-        """Return the call of `fun` with its parameters: `step(cfg, x)` for `partial(step, cfg)`."""
+    def _make_call(self, mapped: Pmapped, fun: str) -> NewCall:
+        """Return the call of the mapped function in a new function with the same parameters."""
+        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`. If the code of the
+        # function cannot be repeated there, `step_per_device = fun` above gives it a name.
         arguments = [
             f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
         ]
@@ -170,59 +171,55 @@ class FunctionWriter:
             return NewCall(name, arguments)
         node, text = mapped.site.fun, self._module.text
         partial = partial_of(self._module, node) if isinstance(node, ast.Call) else None
-        if partial is not None and all(keyword.arg for keyword in partial.keywords):
-            inner, *bound = map(text, partial.args)
+        if partial is not None and all(keyword.arg for keyword in partial.keywords):  # no `**`
+            fun, *bound = map(text, partial.args)
             arguments = [*bound, *arguments, *map(text, partial.keywords)]
-            return NewCall(_callee(inner), arguments)
         return NewCall(_callee(fun), arguments)
 
     def _needs_name(self, mapped: Pmapped) -> bool:
-        """Return whether the mapped function's code means something else inside a new function.
-
-        As `step` of `step = pmap(step)`, and `partial(step, key)` for a parameter `key`.
-        """
+        """Return whether the mapped function's code would mean something else in a new function."""
+        # So does `step` of `step = pmap(step)`, which is bound anew, and `partial(step, key)` if
+        # the new function has a parameter `key`.
         module, fun = self._module, mapped.site.fun
         if isinstance(fun, ast.Lambda | ast.FunctionDef):
             return False
         statement = module.statement(mapped.site.node)
-        rebound = {*mapped.parameters}
+        rebound = {*mapped.parameters}  # names with another meaning there
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
             rebound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
         for node in ast.walk(fun):
             if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in rebound:
                 lookup = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
-                if lookup is None or not module.is_inside(lookup[0].node, fun):  # not its own
+                # The code keeps its own variables: `x` of `partial(lambda x: x, key)`.
+                if lookup is None or not module.is_inside(lookup[0].node, fun):
                     return True
         return False
 
     def _result_names(self, mapped: Pmapped) -> list[str]:
         """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
         for call in mapped.calls:
-            targets = [target for target, _ in self._plan.variables.targets(call)]
+            targets = [target for target, _ in self._plan.variables.find_targets(call)]
             names = [getattr(target, "id", "") for target in targets]
             if len(names) == mapped.result_count and all(names) and len({*names}) == len(names):
                 return names
         return [f"out{index}" for index in range(mapped.result_count)]
 
-    # --- decorators
-
     def _write_decorator(self, mapped: Pmapped) -> None:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
-        partial, jit = (writer.import_name(x, at) for x in ("functools.partial", "jax.jit"))
+        partial = writer.import_name("functools.partial", at)
+        jit = writer.import_name("jax.jit", at)
         text = writer.render(NewCall(partial, [jit, *options]) if options else jit, at)
-        if mapped not in self._plan.jits:
+        if mapped not in self._plan.plain_jits:  # a plain jit has no shard_map
             shard_map = self._shard_map_call(mapped, "")
             inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
             text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
         writer.replace(at, text)
 
     def _write_call_below(self, mapped: Pmapped) -> None:
-        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`.
-
-        Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
-        """
+        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`."""
+        # Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
         writer, function = self._writer, mapped.site.fun
         name = writer.free_name(f"_{function.name}")
         writer.undecorate(function, name)
@@ -234,22 +231,20 @@ class FunctionWriter:
 
     def _write_body(self, mapped: Pmapped) -> None:
         """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
+        # For all leaves, as `jax.tree.map(lambda x: x[0], state)`; a random key has but one.
         function = mapped.site.fun
         tree_map = self._writer.import_name("jax.tree.map", function)
-        lines = [
-            f"{name} = {f'{name}[0]' if is_key else f'{tree_map}(lambda x: x[0], {name})'}"
-            for name, is_key in self._plan.stacked_parameters(mapped).items()
-        ]
+        lines: list[str] = []
+        for name, is_key in self._plan.stacked_parameters(mapped).items():
+            device_part = f"{name}[0]" if is_key else f"{tree_map}(lambda x: x[0], {name})"
+            lines.append(f"{name} = {device_part}  # of this device")
         body = function.body
         is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-        first = body[1] if is_docstring and body[1:] else body[0]
-        self._writer.insert_above(first, [f"{line}  # of this device" for line in lines])
-        is_stacked = self._plan.stacked_results(mapped)
+        self._writer.insert_above(body[1] if is_docstring and body[1:] else body[0], lines)
+        are_stacked = self._plan.stacked_results(mapped)
         for value in functions.returned_values(function):
-            results = (
-                value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
-            )
-            for result in itertools.compress(results, is_stacked):
+            items = value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
+            for result in itertools.compress(items, are_stacked):
                 text = f"{tree_map}(lambda x: x[None], {self._module.text(result)})"
                 self._writer.replace(result, text)
 

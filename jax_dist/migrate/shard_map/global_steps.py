@@ -35,32 +35,30 @@ class AxisUses(NamedTuple):
 
 
 def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str) -> AxisUses:
-    """Return what a step drops as `jax.jit` alone. Raises CannotMigrate if it needs shard_map.
+    """Return the uses of pmap's axis that a step drops if it becomes `jax.jit` without shard_map.
 
-    `axis` is the code of the axis's name, such as `"batch"` with its quotes.
+    `axis` is the code of the axis's name, such as `"batch"` with its quotes. Raises CannotMigrate
+    at other uses of it than those in `AxisUses`, and if results differ from device to device.
     """
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if not isinstance(step, ast.FunctionDef) or not module.holds(step):
         raise CannotMigrate("its function is no def of this file")
-    uses = AxisUses({}, [])
+    uses = AxisUses(operands={}, keywords=[])
     dropped: set[ast.AST] = set()  # parts of these uses, which go with them
     nodes = nodes_of(module, mapped)
     for node in nodes:  # a call comes before its arguments
-        match node:
-            case _ if node in dropped:
-                continue
-            case ast.keyword(arg="axis_name", value=value) if _name_text(module, value) == axis:
+        if node in dropped:
+            continue
+        if isinstance(node, ast.keyword):
+            if node.arg == "axis_name" and _name_text(module, node.value) == axis:
                 uses.keywords.append(node)
-                dropped.add(value)
-            case ast.Call(args=[key, ast.Call(args=[name]) as index]) if (
-                module.qualified_name(node.func) == "jax.random.fold_in"
-                and module.qualified_name(index.func) == "jax.lax.axis_index"
-                and _name_text(module, name) == axis
-            ):
-                uses.operands[node] = key  # one key for all devices
-                dropped.update([index, name])
-            case ast.Call() if arguments := _reduction_arguments(module, node, axis):
-                uses.operands[node], axis_node = arguments
+                dropped.add(node.value)
+        elif isinstance(node, ast.Call):
+            if _makes_device_key(module, node, axis):
+                uses.operands[node] = node.args[0]  # the key: one for all devices
+                dropped.update(ast.walk(node.args[1]))
+            elif arguments := _reduction_arguments(module, node, axis):
+                uses.operands[node], axis_node = arguments  # `x` and `axis` of `pmean(x, axis)`
                 dropped.update([axis_node, *node.keywords])
     if any(_name_text(module, node) == axis for node in nodes if node not in dropped):
         raise CannotMigrate("the step hands the name of its axis on, as to batch norm")
@@ -70,11 +68,19 @@ def find_axis_uses(module: Module, mapped: Pmapped, layouts: Layouts, axis: str)
     return uses
 
 
-def _reduction_arguments(module: Module, call: ast.Call, axis: str) -> list[ast.expr]:
-    """Return `[x, axis]` of `pmean(x, axis)` or psum; [] of what is no collective over the axis.
+def _makes_device_key(module: Module, call: ast.Call, axis: str) -> bool:
+    """Return whether a call is `fold_in(key, axis_index(axis))`, a random key for each device."""
+    match call.args:
+        case [_, ast.Call(func=fun, args=[name])]:
+            names = module.qualified_name(call.func), module.qualified_name(fun)
+            is_folded = names == ("jax.random.fold_in", "jax.lax.axis_index")
+            return is_folded and _name_text(module, name) == axis
+    return False
 
-    Raises CannotMigrate at other collectives.
-    """
+
+def _reduction_arguments(module: Module, call: ast.Call, axis: str) -> list[ast.expr]:
+    """Return `[x, axis]` of `pmean(x, axis)` or psum; [] of what is no collective over the axis."""
+    # Raises CannotMigrate at other collectives.
     name, arguments = module.qualified_name(call.func) or "", arguments_of(call)
     takes_axis = axis in (_name_text(module, argument) for argument in arguments)
     if not takes_axis or not name.startswith("jax.lax."):

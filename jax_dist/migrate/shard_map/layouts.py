@@ -26,7 +26,7 @@ class Layout(enum.Enum):
     STACKED = "stacked"  # P(axis): as pmap has it, `[devices, ...]`
 
 
-_LAYOUTS: dict[Kind | None, Layout] = {
+_LAYOUT_OF_KIND: dict[Kind | None, Layout] = {
     Kind.REPLICATED: Layout.REPLICATED,
     Kind.SPLIT: Layout.SHARDED,
 }
@@ -50,7 +50,7 @@ class Layouts:
         uses = [use.kind for use in variable.uses]
         if kinds == {"shard"} and set(uses) <= {"argument"}:
             return Layout.SHARDED  # a batch for mapped functions alone
-        if kinds == {"result"} and set(uses) <= {"unreplicate", "listed"}:
+        if kinds == {"result"} and set(uses) <= {"unreplicate", "metric"}:
             return Layout.REPLICATED  # a result such as a loss, of which one copy is read
         # A training state: replicated, then updated by mapped functions or `state = f(state)`.
         if "replicate" not in kinds or not kinds <= {"replicate", "result", "unknown"}:
@@ -61,7 +61,9 @@ class Layouts:
         return Layout.REPLICATED if is_followed else Layout.STACKED
 
     def _definition_kind(self, definition: Definition) -> str:
-        """Return a definition's kind; "replicate" also for `pmap(optimizer.init)(replicate(x))`."""
+        """Return the kind of a definition, such as "result" for `x = step(y)`."""
+        # It is "replicate" also for `pmap(optimizer.init)(replicate(y))`: as all devices hold the
+        # same argument, they compute the same result.
         call = definition.mapped_call
         for mapped in self._mapped_functions:
             if call is not None and call in mapped.calls:
@@ -78,15 +80,15 @@ class Layouts:
         return change is not None and change.kind is Kind.REPLICATED
 
     def _update(self) -> bool:
-        """Derive all layouts from each other, never from STACKED back; return if any changed."""
+        """Derive the layouts of arguments, results and variables anew; False if none changed."""
+        # Variables change to STACKED only, never back: so the updates come to an end.
         before = dict(self.of_variable), dict(self.arguments), dict(self.results)
         for mapped in self._mapped_functions:
             for position, axis in enumerate(mapped.in_axes):
-                if position in mapped.static_argnums:
-                    continue
-                nodes = [mapped.arguments(call)[position] for call in mapped.calls]
-                layout = Layout.REPLICATED if axis is None else self._common_layout(nodes)
-                self.arguments[mapped, position] = layout
+                if position not in mapped.static_argnums:
+                    nodes = [mapped.arguments(call)[position] for call in mapped.calls]
+                    layout = Layout.REPLICATED if axis is None else self._common_layout(nodes)
+                    self.arguments[mapped, position] = layout
             for index in range(mapped.result_count):
                 self.results[mapped, index] = self._result_layout(mapped, index)
         for mapped in self._mapped_functions:
@@ -97,16 +99,18 @@ class Layouts:
         return before != (self.of_variable, self.arguments, self.results)
 
     def layout_of(self, node: ast.expr) -> Layout:
-        """Return an argument's layout; STACKED if unknown, or if its elements have several."""
+        """Return the layout of an argument: of its variable, or of the call that makes it."""
+        # `replicate(x)` makes it REPLICATED, `shard(batch)` SHARDED. It is STACKED if that is
+        # unknown, and if it is a tuple or dict whose elements have several layouts.
         elements = [*flow.elements_of(self._module, node)]
-        if elements != [node]:
+        if elements != [node]:  # a tuple or dict
             return self._common_layout(elements)
         variable = self._variables.find(node)
         if variable is not None:
             return self.of_variable[variable]
         change = self._variables.changes.find(node)
         kind = None if change is None else change.kind
-        return _LAYOUTS.get(kind, Layout.STACKED)
+        return _LAYOUT_OF_KIND.get(kind, Layout.STACKED)
 
     def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
         """Return the layout that all expressions have; STACKED if they differ."""
@@ -114,10 +118,8 @@ class Layouts:
         return layouts.pop() if len(layouts) == 1 else Layout.STACKED
 
     def _result_layout(self, mapped: Pmapped, index: int) -> Layout:
-        """Return REPLICATED if only one copy is read of what each call returns; else STACKED.
-
-        `loss` of `state, loss = step(state)` is the result at index 1.
-        """
+        """Return REPLICATED if only one copy is read of what each call returns; else STACKED."""
+        # `loss` of `state, loss = step(state)` is the result at index 1.
         axes = mapped.out_axes
         is_shared = axes is None or (isinstance(axes, tuple) and axes[index] is None)
         if is_shared or all(self._reads_one_copy(mapped, call, index) for call in mapped.calls):
@@ -125,38 +127,45 @@ class Layouts:
         return Layout.STACKED
 
     def _reads_one_copy(self, mapped: Pmapped, call: ast.Call, index: int) -> bool:
-        """Return whether only one copy is read of what a call returns, at an index of its tuple."""
-        targets, parent = [*self._variables.targets(call)], self._module.parent(call)
-        if not targets:  # `unreplicate(f(x))`, or nothing reads it
-            change = self._variables.changes.find_unreplicate(parent)
-            is_unreplicate = change is not None and change.operand is call
-            return isinstance(parent, ast.Expr) or (is_unreplicate and mapped.tuple_length is None)
+        """Return whether the program reads only one device's copy of a result of a call."""
+        # The index is 1 for `loss` of `state, loss = step(state)`, and 0 for a single result.
+        targets = [*self._variables.find_targets(call)]  # [(state, 0), (loss, 1)]
+        if not targets:
+            parent = self._module.parent(call)
+            if isinstance(parent, ast.Expr):  # a statement `step(x)`: nothing reads the result
+                return True
+            change = self._variables.changes.find_unreplicate(parent)  # `unreplicate(step(x))`
+            return change is not None and change.operand is call and mapped.tuple_length is None
         for target, target_index in targets:
-            if target_index in (None, index):
+            gets_tuple = target_index is None  # as `results = step(state)`
+            if gets_tuple or target_index == index:
                 variable = self._variables.find(target)
                 if variable is None or self.of_variable[variable] is not Layout.REPLICATED:
                     return False
-                if target_index is None and _has_index(variable):
-                    return False  # `x[0]` may be the first result of a tuple
+                if gets_tuple and _may_be_tuple(variable):
+                    return False  # `results[0]` is a copy, or the first result
         return True
 
     def _stack_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Make the variables in a call's arguments STACKED if the function takes another layout."""
+        # An argument with `in_axes` None goes to each device as it is. If it holds copies of a
+        # value, one for each device, all of them go: the variable has to keep this dimension.
         for position, argument in enumerate(mapped.arguments(call)):
-            is_static = position in mapped.static_argnums
-            elements = [] if is_static else flow.elements_of(self._module, argument)
+            if position in mapped.static_argnums:
+                continue
+            elements = flow.elements_of(self._module, argument)
             for variable in filter(None, map(self._variables.find, elements)):
                 layout = self.of_variable[variable]
-                fits = layout is self.arguments[mapped, position]
-                if mapped.in_axes[position] is None:  # each device gets all copies: keep their axis
-                    is_copied = "replicate" in variable.kinds()
-                    fits = layout is not Layout.REPLICATED or not is_copied
-                if not fits:
+                if mapped.in_axes[position] is None:
+                    must_stack = layout is Layout.REPLICATED and "replicate" in variable.kinds()
+                else:
+                    must_stack = layout is not self.arguments[mapped, position]
+                if must_stack:
                     self.of_variable[variable] = Layout.STACKED
 
     def _stack_targets(self, mapped: Pmapped, call: ast.Call) -> None:
         """Make the variables that get a call's results STACKED if those have another layout."""
-        for target, index in self._variables.targets(call):
+        for target, index in self._variables.find_targets(call):
             variable = self._variables.find(target)
             layout = self.results.get((mapped, index or 0), Layout.STACKED)
             if variable is not None and self.of_variable[variable] is not layout:
@@ -164,6 +173,7 @@ class Layouts:
 
     def _stack_unequal_elements(self) -> None:
         """Make `a` and `b` of `unreplicate((a, b))` STACKED unless both are REPLICATED."""
+        # `unreplicate` is removed or it stays: one call cannot do so for `a` alone.
         for variable in self._variables.all:
             for use in variable.uses:
                 if use.kind == "unreplicate" and use.operand is not None:
@@ -181,8 +191,8 @@ def _takes(node: ast.AST, variable: Variable) -> bool:
     return any(use.node in operands for use in variable.uses)
 
 
-def _has_index(variable: Variable) -> bool:
-    """Return whether a read is `x[0]`, where x may be a tuple; `x["w"][0]` is of an array."""
+def _may_be_tuple(variable: Variable) -> bool:
+    """Return whether a read is `x[0]`, as of a tuple; in `x["w"][0]`, the 0 is of an array."""
     items = [use for use in variable.uses if isinstance(use.node, ast.Subscript)]
     reads = [use for use in items if use.kind == "unreplicate"]
     return any(not isinstance(use.operand, ast.Subscript) for use in reads)

@@ -68,7 +68,7 @@ class Pmapped:
 
 def read_mapped_function(module: Module, site: Site) -> Pmapped:
     """Return the function that pmap maps at a site. Raises CannotMigrate if shard_map cannot."""
-    options = site.arguments
+    options = site.arguments  # of pmap, by name
     if site.unknown:
         raise CannotMigrate(f"its arguments are given by {site.unknown}", "Write them out first.")
     if unknown := sorted({*options} - _OPTIONS):
@@ -87,10 +87,14 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     if any(axis not in (0, None) for axis in axes):
         by_hand = "Transpose the results by hand."
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
-    length = _tuple_length(module, function, calls)
-    is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
-    texts = {x: _option_text(module, site, options[x]) for x in options if not is_none(options[x])}
-    return Pmapped(site, texts, calls, parameters, in_axes, static, keyword_only, length, out_axes)
+    tuple_length = _tuple_length(module, function, calls)  # None: one result, and no tuple
+    option_texts: dict[str, str] = {}
+    for name, node in options.items():
+        if not (isinstance(node, ast.Constant) and node.value is None):
+            option_texts[name] = _option_text(module, site, node)
+    return Pmapped(
+        site, option_texts, calls, parameters, in_axes, static, keyword_only, tuple_length, out_axes
+    )
 
 
 def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
@@ -109,21 +113,21 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
 
 
 def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return the code of an argument; may raise CannotMigrate for one given in another file."""
+    """Return how to write an argument of pmap in this file, also one given in another file."""
+    # `pmap = partial(jax.pmap, axis_name=AXIS)` of constants.py is `constants.pmap` here: AXIS is
+    # `constants.AXIS`. Raises CannotMigrate for other expressions that are no literal.
     if module.holds(node):
         return module.text(node)
     if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
-        return f"{module.text(site.reference.value)}.{node.id}"  # AXIS of it as `constants.AXIS`
+        return f"{module.text(site.reference.value)}.{node.id}"
     if _literal(node, None) is _COMPUTED:
         raise CannotMigrate("its arguments are given in another file", "Write them out here.")
     return ast.unparse(node)
 
 
 def _calls_of(module: Module, site: Site) -> list[ast.Call]:
-    """Return all calls of a mapped function. Raises CannotMigrate if other files may call it.
-
-    From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
-    """
+    """Return all calls of a mapped function. Raises CannotMigrate if other files may call it."""
+    # From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
     calls: set[ast.Call] = set()
     handles = [*pmaps.held_by(module, site)]  # expressions whose value is the mapped function
     for handle in handles:
@@ -131,7 +135,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
         if call is not None:
             calls.add(call)
             continue
-        reads = _next_reads(module, handle)
+        reads = _find_reads(module, handle)
         if reads is None:
             line = module.source.position(module.span(handle)[0]).line
             by_hand = f"Call it in this file only; line {line} hands it on."
@@ -143,8 +147,10 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     raise CannotMigrate("its calls are not in this file", by_hand)
 
 
-def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of `step` of `step = handle`, or of the `p` of `f(handle)`; or None."""
+def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+    """Return what reads the mapped function that an expression `handle` hands on, if known."""
+    # For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`;
+    # for `return handle` in `def make`, those of `step` in `step = make()`.
     match module.parent(handle):
         case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
             return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
@@ -158,31 +164,31 @@ def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
 
 
 def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield the reads `trainer.step` for `self.step = ...` in the class of `trainer`."""
+    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`."""
     targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
     fields = [target for target in targets if isinstance(target, ast.Attribute)]
-    owners = {(field.attr, getattr(module.class_of_self(field), "name", "")) for field in fields}
-    for read in module.nodes(ast.Attribute) if owners else ():
-        value = module.value(read.value) if isinstance(read.value, ast.Name) else None
-        class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
-        if class_name and isinstance(read.ctx, ast.Load) and (read.attr, class_name) in owners:
-            yield read
+    class_names = {x.attr: getattr(module.class_of_self(x), "name", "") for x in fields}
+    for read in module.nodes(ast.Attribute):
+        if read.attr in class_names and isinstance(read.value, ast.Name):
+            value = module.value(read.value)  # of `trainer`: `Trainer(...)`
+            class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
+            is_instance = bool(class_name) and class_name == class_names[read.attr]
+            if is_instance and isinstance(read.ctx, ast.Load):
+                yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads of what a function returns as `handle`; None if they are unknown.
-
-    For `return handle, n` and `step, n = make()`, these are the reads of `step`, as in `step(x)`.
-    """
-    calls, index = flow.returned_to(module, handle)
+    """Return the reads of what a function with `return handle` returns; None if unknown."""
+    # For `return handle, n` in `def make` and `step, n = make()`, these are the reads of `step`.
+    calls, index = flow.find_calls_returning(module, handle)  # `make()` and 0, None without tuple
     reads: list[ast.expr] = []
     for call in calls:
-        if index is None:
+        if index is None:  # `make()(x)`, or `step = make()`
             reads += [call, *pmaps.reads_of(module, call)]
             continue
         parent = module.parent(call)
         targets = parent.targets[0] if isinstance(parent, ast.Assign) else call
-        target = functions.part_of(targets, (index,))
+        target = functions.part_of(targets, (index,))  # `step` of `step, n`
         if not isinstance(target, ast.Name):
             return None
         for read in module.reads(module.scope(target), target.id):
@@ -196,26 +202,24 @@ def _reads_of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence
     """Return the reads of `p` in `def f(p)` for `f(handle)`, the only call of `f`; else None."""
     parameter = flow.parameter_of(module, handle, call)
     function: Any = flow.called_function(module, call)
-    if parameter is None or len(flow.callers(module, function) or ()) != 1:
+    if parameter is None or len(flow.find_all_calls(module, function) or ()) != 1:
         return None
     return module.reads(module.scopes.of[function], parameter.arg)
 
 
 def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]) -> _Parameters:
-    """Return the parameters of a mapped function that all its calls pass.
-
-    `function` is its def; None if it is elsewhere. Raises CannotMigrate if calls pass different
-    parameters.
-    """
+    """Return the parameters of a mapped function that its calls pass; see `_passed_parameters`."""
+    # `function` is its def, or None if that is elsewhere. Raises CannotMigrate if calls differ.
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
-        fun, bound = site.fun, 0  # how many parameters the partials around the function fill
+        fun, filled = site.fun, 0  # how many of them are passed already, as by `partial(step, cfg)`
         while (partial := partial_of(module, fun)) is not None:
-            fun, bound = partial.args[0], bound + len(partial.args) - 1
+            fun, filled = partial.args[0], filled + len(partial.args[1:])
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
-        is_bound_method = is_method and isinstance(fun, ast.Attribute)
-        names = names[bound + is_bound_method :]
+        if is_method and isinstance(fun, ast.Attribute):  # `self.step` passes `self`
+            filled += 1
+        names = names[filled:]
     passed = {_passed_parameters(call, names) for call in calls}
     if len(passed) != 1:
         by_hand = "Give the same arguments in each call."
@@ -232,11 +236,10 @@ def partial_of(module: Module, fun: Any) -> ast.Call | None:
 
 
 def _passed_parameters(call: ast.Call, names: Sequence[str]) -> _Parameters:
-    """Return the parameters that a call passes. Raises CannotMigrate at `*args`.
-
-    If the call gives the parameters `names` in this order without a gap, as `f(a, y=b)` does x and
-    y, all go by position; else its keywords stay, as z of `f(a, z=b)`, which leaves y out.
-    """
+    """Return the names of the parameters that a call passes, and those that stay keywords."""
+    # For a function with the parameters `names`, x, y and z, `f(a, y=b)` passes x and y in order:
+    # `(("x", "y"), ())`, for both can go by position. `f(a, z=b)` leaves y out, so that z stays a
+    # keyword: `(("x", "z"), ("z",))`. Raises CannotMigrate at `*args`.
     keywords = tuple(keyword.arg or "**" for keyword in call.keywords)
     if "**" in keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise CannotMigrate("a call gives arguments by * or **", "Write the arguments out.")
@@ -268,10 +271,8 @@ def _flat_in_axes(node: ast.expr | None, count: int) -> list[int | None]:
 
 
 def _tuple_length(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
-    """Return the length of the tuple that a function returns, by its `return x, y` or its calls.
-
-    None if it returns one value. Raises CannotMigrate if calls differ: `x, y = f()`, `x = f()`.
-    """
+    """Return the length of the tuple that a function returns, by its `return x, y` or its calls."""
+    # None if it returns one value. Raises CannotMigrate if calls differ: `x, y = f()`, `x = f()`.
     if function is not None and module.holds(function):
         results = flow.results_of(function)
         lengths = {len(x.elts) if isinstance(x, ast.Tuple) else 0 for x in results}
@@ -287,6 +288,5 @@ def _tuple_length(module: Module, function: Any, calls: Sequence[ast.Call]) -> i
             case _:
                 unpacked.add(None)
     if len(unpacked) > 1:
-        by_hand = "Unpack them alike."
-        raise CannotMigrate("its calls unpack different numbers of results", by_hand)
+        raise CannotMigrate("its calls unpack different numbers of results", "Unpack them alike.")
     return unpacked.pop() if unpacked else None

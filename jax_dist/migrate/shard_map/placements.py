@@ -60,76 +60,69 @@ class Placements:
         name = self._writer.import_name("jax.make_array_from_process_local_data", at)
         return NewCall(name, [self._plan.sharded(at, mapped), operand])
 
-    # --- calls
-
     def edit_calls(self, mapped: Pmapped) -> None:
-        """Place the arguments of all calls of a mapped function; `f(x)[0]` becomes `f(x)`."""
+        """Place the arguments of all calls of a mapped function on its mesh."""
+        # If it returns one replicated array, `unreplicate(f(x))` or `f(x)[0]` becomes `f(x)`.
+        is_tuple = mapped.tuple_length is not None
+        is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
         for call in mapped.calls:
             self._edit_arguments(mapped, call)
             outer: Any = self._module.parent(call)
             change = self._changes.find_unreplicate(outer)
-            is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
-            if mapped.tuple_length is None and is_replicated and change and change.operand is call:
-                use = Use("unreplicate", outer, call, to_host=change.to_host)
-                self._edit_unreplicate(use)
+            if change is not None and change.operand is call and is_replicated and not is_tuple:
+                self._edit_unreplicate(Use("unreplicate", outer, call, to_host=change.to_host))
 
     def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
         nodes = mapped.arguments(call)
-        arguments = [self._argument(mapped, *item, call) for item in enumerate(nodes)]
-        if arguments == [*map(self._module.text, nodes)] and not call.keywords:
-            return
-        function = self._module.text(call.func)
-        text = self._writer.render(NewCall(function, arguments), call)
-        (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
-        self._writer.edits.append(Edit(start, end, text[len(function) :]))
+        old_texts = [self._module.text(node) for node in nodes]
+        new = [self._make_argument(mapped, *item, call) for item in enumerate(nodes)]
+        if new != old_texts or call.keywords:
+            function = self._module.text(call.func)
+            text = self._writer.render(NewCall(function, new), call)
+            # Only what is behind the function is replaced: other edits may be inside of that.
+            (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
+            self._writer.edits.append(Edit(start, end, text.removeprefix(function)))
 
-    def _argument(
+    def _make_argument(
         self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
     ) -> Expression:
-        """Return an argument as the new program passes it: `x`, or `place(x)`.
-
-        If the variable `x` has no other use, a statement `x = place(x)` is inserted above instead.
-        """
-        text, placed = self._module.text(argument), self._place(mapped, position, argument)
+        """Return an argument as the new program passes it: `x`, or `place(x)`."""
+        # If the variable `x` has no other use, insert a statement `x = place(x)` above instead.
+        text, placed = self._module.text(argument), self._put(mapped, position, argument)
         if not isinstance(placed, NewCall) or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
         self._writer.insert_above(argument, [self._writer.assignment(text, placed, column)])
         return text
 
-    def _place(self, mapped: Pmapped, position: int, argument: ast.expr) -> "Expression | None":
-        """Return the call that places an argument on the mesh; None if it needs none here.
-
-        The argument is `x`, or a call such as `shard(x)` or `replicate(x)`, a `change`, which gave
-        `x` the device axis that pmap needed: then `x` itself, the operand, is placed.
-        """
+    def _put(self, mapped: Pmapped, position: int, argument: ast.expr) -> "Expression | None":
+        """Return the code that places an argument on the mesh; None if it stays as it is."""
+        # If the argument is a call such as `shard(x)` or `replicate(x)`, which gave `x` the device
+        # axis that pmap needed, the code places `x` itself.
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_placed = variable is not None and self._is_placed_at_definition(variable)
         if is_placed or not mapped.is_mapped(position):
             return None
-        layout, text = self._layouts.arguments[mapped, position], self._module.text
-        if mapped in self._plan.jits and change is not None and change.kind is Kind.KEYS:
-            return text(change.operand)  # jit itself puts a key on all devices
-        if layout is Layout.REPLICATED:
-            # Variables are placed where they are defined, the items of a tuple one by one.
-            is_tree = [*flow.elements_of(self._module, argument)] != [argument]
-            if variable is not None or change is None or is_tree:
-                return None
-            return self._put_replicated(argument, mapped, text(change.operand))
-        if layout is Layout.SHARDED and change is not None:
-            return self._put_sharded(argument, mapped, text(change.operand))
-        operand = text(argument)
-        if layout is Layout.STACKED and mapped in self._plan.jits:
-            # The function gets the whole batch, whose rows stand in one dimension.
-            operand = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {operand})"
-        return self._put_sharded(argument, mapped, operand)
+        operand = self._module.text(argument if change is None else change.operand)
+        is_plain_jit = mapped in self._plan.plain_jits
+        if is_plain_jit and change is not None and change.kind is Kind.KEYS:  # `split(x, n)`
+            return operand  # jit itself puts a key on all devices
+        match self._layouts.arguments[mapped, position]:
+            case Layout.REPLICATED:
+                # Variables are placed where they are defined, the items of a tuple one by one.
+                return None if change is None else self._put_replicated(argument, mapped, operand)
+            case Layout.SHARDED:
+                return self._put_sharded(argument, mapped, operand)
+            case Layout.STACKED:  # `[devices, rows, ...]`; jit gets `[devices * rows, ...]`
+                text = self._module.text(argument)
+                if is_plain_jit:
+                    text = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {text})"
+                return self._put_sharded(argument, mapped, text)
 
     def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
-        """Return whether `x = place(x)` may stand above a call: the call is the only use of `x`.
-
-        Not if the innermost loop around the call does not set `x`: each iteration would place it.
-        """
+        """Return whether `x = place(x)` may stand above a call: the call is the only use of `x`."""
+        # Not if the innermost loop around the call does not set `x`: each iteration would place it.
         module, variable = self._module, self._variables.find(argument)
         statement = module.statement(call)
         is_plain = isinstance(argument, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
@@ -141,55 +134,60 @@ class Placements:
         return True
 
     def _is_placed_at_definition(self, variable: Variable) -> bool:
-        """Return whether to put a variable on the devices at its definitions, not at each call.
-
-        If it is STACKED, all uses must take it so, and all definitions be expressions.
-        """
+        """Return whether to put a variable on the devices at its definitions, not at each call."""
+        # A STACKED one, `[devices, ...]` as for pmap, only if calls that shard it by shard_map are
+        # its only uses, and its definitions are expressions, which a new call can be put around.
         layout = self._layouts.of_variable[variable]
         if layout is not Layout.STACKED or "result" in variable.kinds():
             return True
         for use in variable.uses:
-            mapped = self._plan.mapped_by_call[use.mapped_call] if use.mapped_call else None
-            is_jit = mapped in self._plan.jits
-            if mapped is None or is_jit or not mapped.is_mapped(use.position):
+            if use.mapped_call is None:
+                return False
+            mapped = self._plan.mapped_by_call[use.mapped_call]
+            if mapped in self._plan.plain_jits or not mapped.is_mapped(use.position):
                 return False
         return all(is_read(definition.node) for definition in variable.definitions)
-
-    # --- definitions
 
     def edit_variables(self) -> None:
         """Write the edits of all definitions and reads of variables."""
         layouts = self._layouts.of_variable
-        # Stacked ones last: what defines them may hold reads of the other variables.
+        # Those that keep the device axis come last: an expression that defines one, and is put in
+        # a call as a whole, may hold reads of the others, which need edits of their own.
         for variable in sorted(self._variables.all, key=lambda x: layouts[x] is Layout.STACKED):
             parts = (*variable.uses, *variable.definitions)
-            calls = {part.mapped_call for part in parts}
-            mapped_functions = (x for x in self._plan.mapped_functions if calls & {*x.calls})
-            mapped = next(mapped_functions, None)  # its mesh is the one that the variable is put on
+            calls = [part.mapped_call for part in parts if part.mapped_call is not None]
+            users = {self._plan.mapped_by_call[call] for call in calls}
+            mapped = next((x for x in self._plan.mapped_functions if x in users), None)
             if mapped is None:
                 continue
-            for definition in variable.definitions:
+            for definition in variable.definitions:  # which put it on the mesh of that function
                 self._edit_definition(variable, mapped, definition)
-            is_donated = any(  # its arrays are deleted by a call
-                self._plan.mapped_by_call[use.mapped_call].donates(use.position)
-                for use in variable.uses
-                if use.mapped_call is not None
-            )
-            for use in variable.uses if layouts[variable] is Layout.REPLICATED else ():
-                self._edit_use(use, is_donated=is_donated)
+            if layouts[variable] is Layout.REPLICATED:
+                is_donated = self._is_donated(variable)
+                for use in variable.uses:
+                    self._edit_use(use, is_donated=is_donated)
             if layouts[variable] is not Layout.STACKED:
                 self.touched |= {part.node for part in parts}
 
+    def _is_donated(self, variable: Variable) -> bool:
+        """Return whether a mapped call may delete the arrays of a variable, by donate_argnums."""
+        mapped_by_call, uses = self._plan.mapped_by_call, variable.uses
+        calls = [(use.mapped_call, use.position) for use in uses if use.mapped_call is not None]
+        return any(mapped_by_call[call].donates(position) for call, position in calls)
+
     def _edit_definition(self, variable: Variable, mapped: Pmapped, definition: Definition) -> None:
-        """Edit what defines a variable: `replicate(w)` becomes `device_put(w, replicated)`."""
+        """Edit what defines a variable, so that it has its layout in the new program."""
+        # `x = replicate(w)` becomes `x = device_put(w, replicated)`, `keys = split(key, n)` becomes
+        # `keys = key`, and `x = unknown(w)` becomes `x = unstacked(unknown(w), replicated)`, with a
+        # helper. `shard(w)`, and a `w` that keeps the device axis, are put on the mesh as sharded.
         node: Any = definition.node
         layout, kind = self._layouts.of_variable[variable], definition.kind
         match layout, kind:
             case Layout.REPLICATED, "replicate":
                 self._replaced.add(node)
-                call = self._put_replicated(node, mapped, HOLE)
+                call = self._put_replicated(node, mapped, HOLE)  # HOLE: where `w` goes
                 self._writer.wrap(node, call, definition.operand)
-            case Layout.REPLICATED, "keys":  # `keys = split(key, n)` becomes `keys = key`
+            case Layout.REPLICATED, "keys":
                 self._edit_unreplicate(Use("unreplicate", node, definition.operand))
             case Layout.REPLICATED, "unknown":
                 self._replaced.add(node)
@@ -210,14 +208,13 @@ class Placements:
             self._replaced.add(node)
             self._writer.wrap(node, self._put_sharded(node, mapped, HOLE), operand)
 
-    # --- reads
-
     def _edit_use(self, use: Use, *, is_donated: bool) -> None:
-        """Edit one read of a replicated `x`: unknown code gets `stacked(x)`, as pmap has it."""
+        """Edit one read of a replicated variable `x`, which has no device axis any longer."""
+        # Unknown code gets `stacked(x)`, the copies of pmap. `is_donated`: a call deletes `x`.
         module, writer = self._module, self._writer
         if use.kind == "unreplicate":
             self._edit_unreplicate(use, is_donated=is_donated)
-        elif use.kind == "listed":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
+        elif use.kind == "metric":  # `xs.append(x)`: `get_metrics(xs)` becomes `stack_forest(...)`
             for call in flow.get_metrics_calls(module, use.node):
                 self._replaced.add(call)
                 stack = module.text(call.func).replace("get_metrics", "stack_forest")
@@ -231,26 +228,26 @@ class Placements:
             writer.replace(use.node, f"stacked({module.text(use.node)})")
 
     def _edit_unreplicate(self, use: Use, *, is_donated: bool = False) -> None:
-        """Edit `unreplicate(x)` or `x[0]` to `x`, and remove `x = unreplicate(x)`.
-
-        `is_donated`: a mapped call donates `x`, so that another name for it needs a copy.
-        """
+        """Edit `unreplicate(x)` or `x[0]` to `x`, and remove a statement `x = unreplicate(x)`."""
+        # If the call may give NumPy arrays (`use.to_host`), it becomes `device_get(x)`. If a mapped
+        # call donates `x`, `y = unreplicate(x)` becomes `y = tree.map(jnp.copy, x)`.
         node, operand, writer = use.node, use.operand, self._writer
         self._replaced.add(node)
-        statement, before, after = self._module.parent(node), "", ""
+        statement = self._module.parent(node)
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         names = [self._module.text(target) for target in targets]
         is_same_name = names == [self._module.text(operand)]
         if use.to_host:
-            before, after = f"{writer.import_name('jax.device_get', node)}(", ")"
+            device_get = writer.import_name("jax.device_get", node)
+            writer.replace_around(node, operand, f"{device_get}(", ")")
         elif is_same_name and self._is_removable(statement):
             writer.remove(statement)
-            return
-        elif is_donated and len(names) == 1 and not is_same_name:  # `y = unreplicate(x)`
+        elif is_donated and len(names) == 1 and not is_same_name:
             tree_map = writer.import_name("jax.tree.map", node)
             copy = writer.import_name("jax.numpy.copy", node)
-            before, after = f"{tree_map}({copy}, ", ")"
-        writer.replace_around(node, operand, before, after)
+            writer.replace_around(node, operand, f"{tree_map}({copy}, ", ")")
+        else:
+            writer.replace_around(node, operand)
 
     def _is_removable(self, statement: ast.AST) -> bool:
         """Return whether a statement of a function is not the only one of its block."""

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +26,7 @@ class MigrationPlan:
     variables: Variables
     layouts: Layouts
     # By function that becomes `jax.jit` alone: what it drops.
-    jits: dict[Pmapped, AxisUses] = dataclasses.field(default_factory=dict)
+    plain_jits: dict[Pmapped, AxisUses] = dataclasses.field(default_factory=dict)
     # By function that does not: why it needs shard_map.
     remarks: dict[Pmapped, str] = dataclasses.field(default_factory=dict)
 
@@ -40,50 +39,53 @@ class MigrationPlan:
         self._default_axis = next(filter(None, map(self._axis_name, functions)), '"devices"')
 
     def choose_jits(self, shard_map_lines: Mapping[int, str]) -> None:
-        """Choose the functions that become `jax.jit` alone; see `rewrite` for `shard_map_lines`."""
+        """Choose the functions that become a plain `jax.jit`, and say why others need shard_map."""
+        # `shard_map_lines`: the places, by line, that a run has shown to need it, and why.
         for mapped in self.mapped_functions:
             try:
-                self.jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
+                self.plain_jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
             except CannotMigrate as error:
                 self.remarks[mapped] = f"not jit alone: {error.reason}"
-        self._keep_shared_parts()
-        for mapped in self.jits:  # takes one key for the whole batch; a run decides whether it may
+        self._exclude_sharing_functions()
+        # pmap takes a random key for each device, a plain jit one for the whole batch: it is no
+        # longer stacked. Only a run can show whether the program may have other random numbers.
+        for mapped in self.plain_jits:
             variables = self._key_variables(mapped)
             self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
             for position in self._key_positions(mapped):
                 self.layouts.arguments[mapped, position] = Layout.REPLICATED
 
     def _find_axis_uses(self, mapped: Pmapped, shard_map_lines: Mapping[int, str]) -> AxisUses:
-        """Return what a function drops as `jax.jit` alone. Raises CannotMigrate if it cannot be."""
-        module = self.module
-        line = module.source.position(module.span(mapped.site.reference)[0]).line
-        if line in shard_map_lines:
-            raise CannotMigrate(
-                shard_map_lines[line] or global_steps.why_it_differs(module, mapped)
-            )
+        """Return the uses of pmap's axis that a plain jit drops, such as `pmean(x, axis)`."""
+        # Raises CannotMigrate if the function needs shard_map; see `choose_jits` for the lines.
+        line = self.module.source.position(self.module.span(mapped.site.reference)[0]).line
+        if line in shard_map_lines:  # with the reason, or with "" if the run gave none
+            reason = shard_map_lines[line] or global_steps.why_it_differs(self.module, mapped)
+            raise CannotMigrate(reason)
         for variable in self._key_variables(mapped):
             uses = {use.kind for use in variable.uses}
             if variable.kinds() != {"keys"} or uses != {"argument"}:  # the program reads them, too
                 raise CannotMigrate("keys per device")
-        return global_steps.find_axis_uses(module, mapped, self.layouts, self.axis(mapped))
+        return global_steps.find_axis_uses(self.module, mapped, self.layouts, self.axis(mapped))
 
-    def _keep_shared_parts(self) -> None:
-        """Give up plain jit for functions that share a helper or keys with a shard_map function.
-
-        The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
-        """
+    def _exclude_sharing_functions(self) -> None:
+        """Give up plain jit for functions that share a helper or keys with a shard_map function."""
+        # The pmean in the helper has to stay for the shard_map, and under plain jit it is an error.
         keys = {mapped: self._key_variables(mapped) for mapped in self.mapped_functions}
-        nodes_of = functools.partial(global_steps.nodes_of, self.module)
-        dropped_by = lambda x: (*self.jits[x].operands, *self.jits[x].keywords, *keys[x])
-        while True:  # each function that is given up keeps its own parts
-            others = [mapped for mapped in self.mapped_functions if mapped not in self.jits]
-            kept = {part for mapped in others for part in (*keys[mapped], *nodes_of(mapped))}
-            shared = [mapped for mapped in self.jits if not kept.isdisjoint(dropped_by(mapped))]
-            if not shared:
+        while True:  # each function that is given up keeps its own helpers and keys
+            kept: set[ast.AST | Variable] = set()
+            for mapped in self.mapped_functions:
+                if mapped not in self.plain_jits:
+                    kept |= {*global_steps.nodes_of(self.module, mapped), *keys[mapped]}
+            sharing: list[Pmapped] = []
+            for mapped, uses in self.plain_jits.items():
+                if kept & {*uses.operands, *uses.keywords, *keys[mapped]}:  # what it would drop
+                    sharing.append(mapped)
+            if not sharing:
                 return
             remark = "not jit alone: another mapped function shares its reductions or keys"
-            for mapped in shared:
-                del self.jits[mapped]
+            for mapped in sharing:
+                del self.plain_jits[mapped]
                 self.remarks[mapped] = remark
 
     def _key_positions(self, mapped: Pmapped) -> list[int]:
@@ -97,20 +99,16 @@ class MigrationPlan:
         nodes = [mapped.arguments(call)[p] for p in positions for call in mapped.calls]
         return {*filter(None, map(self.variables.find, nodes))}
 
-    # --- code of meshes and shardings
-
     def axis(self, mapped: Pmapped) -> str:
         """Return the code of the mapped axis's name, such as `"batch"` with its quotes."""
         return self._axis_name(mapped) or self._default_axis
 
     def _axis_name(self, mapped: Pmapped) -> str | None:
-        """Return the code of pmap's axis_name; None without one.
-
-        Below `axis = "batch"` in a function it is `"batch"`: the mesh may be made above that line.
-        """
+        """Return the code of pmap's `axis_name`, a name or a text with quotes; None without one."""
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
         if isinstance(value, ast.Constant) and self.module.function(value) is not None:
+            # A function has `axis = "batch"`. The mesh may be made above it, so it takes "batch".
             return self.module.text(value)
         return mapped.option_texts.get("axis_name")
 
@@ -125,7 +123,7 @@ class MigrationPlan:
 
     def replicated(self, at: ast.AST, mapped: Pmapped) -> str:
         """Return the code of `NamedSharding(mesh, P())`, for use at a node; a variable for jits."""
-        if self.jits:
+        if self.plain_jits:
             return self.writer.sharding(self.mesh(at, mapped), "")
         name = self.writer.import_name("jax.sharding.NamedSharding", at)
         return f"{name}({self.mesh(at, mapped).variable}, {self.writer.partition_spec(at)})"
@@ -139,8 +137,6 @@ class MigrationPlan:
         is_list = isinstance(self.module.value(node), ast.List | ast.ListComp)
         may_be_none = isinstance(node, ast.Name | ast.Attribute) and not is_list
         return f"{all_devices} if {text} is None else {text}" if may_be_none else text
-
-    # --- arguments and results that keep the device axis
 
     def stacked_results(self, mapped: Pmapped) -> list[bool]:
         """Return for each result whether it keeps the device axis."""

@@ -41,23 +41,22 @@ def rewrite(
 ) -> RewrittenFile:
     """Return the places of pmap in a file, and the one fix that migrates those that can be.
 
-    The target is "shard_map" or "jit". Places outside of `lines` stay (None: all are migrated).
-    Those in `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the
-    step shows).
+    For the target "shard_map", `pmap(step)` becomes `jit(shard_map(step))`; for "jit", a plain
+    `jit(step)` where that can be. Places outside of `lines` stay (None: all are migrated).
+    `shard_map_lines`: those that a run has shown to need shard_map, each with the reason, if known.
     """
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
         plan.choose_jits(shard_map_lines)
-    _drop_axis_uses(plan)
-    function_writer, placements = FunctionWriter(plan), Placements(plan)
+    _drop_axis_uses(plan)  # `pmean(x, axis)` of a plain jit becomes `x`
+    function_writer, placements, writer = FunctionWriter(plan), Placements(plan), plan.writer
     for mapped in plan.mapped_functions:
-        function_writer.write(mapped)
-        placements.edit_calls(mapped)
-    placements.edit_variables()
-    writer = plan.writer
+        function_writer.write(mapped)  # the call or decorator of pmap
+        placements.edit_calls(mapped)  # `step(state, batch)`
+    placements.edit_variables()  # `state = replicate(state)`, and what reads it
     writer.define_meshes()
     for mapped in plan.mapped_functions:
-        form = "jit" if mapped in plan.jits else "shard_map"
+        form = "jit" if mapped in plan.plain_jits else "shard_map"
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
         fields = {"reason": reason, "form": form, "is_mapped": True}
         places.append(PlannedPlace(Place.make(module, reference, _codes.PMAP_CALL, **fields)))
@@ -66,14 +65,18 @@ def rewrite(
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n\n".join(text.strip("\n") for text in writer.helpers)
-    # A jitted step gets the whole batch: what it reads of its arguments changes, too.
-    of_jits = {
-        node
-        for mapped in plan.jits
-        for node in global_steps.nodes_of(module, mapped)
-        if isinstance(node, ast.Name) and node.id in mapped.parameters
-    }
-    return RewrittenFile(places, fix, definitions, frozenset(placements.touched | of_jits))
+    touched = frozenset(placements.touched | _find_batch_reads(plan))
+    return RewrittenFile(places, fix, definitions, touched)
+
+
+def _find_batch_reads(plan: MigrationPlan) -> set[ast.AST]:
+    """Return the reads of parameters in plain jits: these get the whole batch, not a device's."""
+    reads: set[ast.AST] = set()
+    for mapped in plan.plain_jits:
+        for node in global_steps.nodes_of(plan.module, mapped):
+            if isinstance(node, ast.Name) and node.id in mapped.parameters:
+                reads.add(node)
+    return reads
 
 
 def _make_plan(
@@ -91,33 +94,34 @@ def _make_plan(
                 left.append(PlannedPlace.leave(module, site.reference, error))
 
     def leave(functions: Sequence[Pmapped], error: CannotMigrate) -> None:
+        """Leave these functions as pmaps, for the reason of the error."""
         for mapped in functions:
             mapped_functions.remove(mapped)
             left.append(PlannedPlace.leave(module, mapped.site.reference, error))
 
-    leave(_find_entangled(module, mapped_functions), _ENTANGLED)
+    leave(_find_sharing_calls(module, mapped_functions), _SHARED_CALLS_ERROR)
     changes = AxisChanges(module, project)
     while True:  # each function that is left may be the one that updates the state of another
         calls = [call for mapped in mapped_functions for call in mapped.calls]
         variables = Variables(module, changes, calls)
         layouts = Layouts(module, mapped_functions, variables)
-        unchanged = _functions_to_leave(mapped_functions, layouts, variables)
+        unchanged = _find_unchanged(mapped_functions, layouts, variables)
         if not unchanged:
             return MigrationPlan(module, mapped_functions, variables, layouts), left
-        leave(unchanged[::-1], _STACKED_STATE)
+        leave(unchanged, _STACKED_STATE_ERROR)
 
 
-_STACKED_STATE = CannotMigrate(
+_STACKED_STATE_ERROR = CannotMigrate(
     "its state keeps the device axis: it is read where that is not seen",
     "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
-_ENTANGLED = CannotMigrate(
+_SHARED_CALLS_ERROR = CannotMigrate(
     "a call of it is inside of another mapped function, or may be one of another",
     "Give each mapped function a name of its own, and nest none in another.",
 )
 
 
-def _find_entangled(module: Module, mapped_functions: Sequence[Pmapped]) -> list[Pmapped]:
+def _find_sharing_calls(module: Module, mapped_functions: Sequence[Pmapped]) -> list[Pmapped]:
     """Return the mapped functions that share a call with another, or are called inside of one."""
     owner_counts = collections.Counter(call for x in mapped_functions for call in x.calls)
     bodies = {functions.innermost(module, x.site.fun) or x.site.fun for x in mapped_functions}
@@ -126,32 +130,30 @@ def _find_entangled(module: Module, mapped_functions: Sequence[Pmapped]) -> list
     return [mapped for mapped in mapped_functions if any(map(is_entangled, mapped.calls))]
 
 
-def _functions_to_leave(
+def _find_unchanged(
     mapped_functions: Sequence[Pmapped], layouts: Layouts, variables: Variables
 ) -> list[Pmapped]:
-    """Return the mapped functions to leave as pmaps: all that they map over keeps the device axis.
-
-    They update a state that no other function makes lose the axis; or they are decorators with
-    static arguments, whose text would grow by three functions.
-    """
-    losing_axis = {
+    """Return the functions to leave as pmaps: all arrays that they map over would stay stacked."""
+    # For a state, `[devices, ...]` as before, nothing is gained. Functions without one are migrated
+    # all the same, except decorators with static arguments, for which the new code is long.
+    unstacking = {
         mapped
         for (mapped, position), layout in layouts.arguments.items()
         if mapped.is_mapped(position) and layout is not Layout.STACKED
     }
-    variables_of: dict[Pmapped, set[Variable]] = {}
+    variables_of: dict[Pmapped, set[Variable]] = {}  # those in the arguments of its calls
     for mapped in mapped_functions:
         nodes = [node for call in mapped.calls for node in mapped.mapped_arguments(call)]
         variables_of[mapped] = {*filter(None, map(variables.find, nodes))}
-    changed = {variable for mapped in losing_axis for variable in variables_of[mapped]}
-    functions_to_leave: list[Pmapped] = []
+    shared = {variable for mapped in unstacking for variable in variables_of[mapped]}
+    unchanged: list[Pmapped] = []
     for mapped in mapped_functions:
-        if mapped in losing_axis or not changed.isdisjoint(variables_of[mapped]):
-            continue
-        is_static_decorator = mapped.static_argnums and mapped.site.form != "call"
-        if is_static_decorator or any(map(_is_state, variables_of[mapped])):
-            functions_to_leave.append(mapped)
-    return functions_to_leave
+        has_state = any(map(_is_state, variables_of[mapped]))
+        is_static_decorator = bool(mapped.static_argnums) and mapped.site.form != "call"
+        is_changed = mapped in unstacking or not shared.isdisjoint(variables_of[mapped])
+        if not is_changed and (has_state or is_static_decorator):
+            unchanged.append(mapped)
+    return unchanged
 
 
 def _is_state(variable: Variable) -> bool:
@@ -162,7 +164,7 @@ def _is_state(variable: Variable) -> bool:
 
 def _drop_axis_uses(plan: MigrationPlan) -> None:
     """Edit `pmean(x, axis)` and the like of jitted steps to `x`; remove `x = pmean(x, axis)`."""
-    for uses in plan.jits.values():
+    for uses in plan.plain_jits.values():
         for keyword in uses.keywords:
             plan.writer.remove_argument(keyword)
         for call, operand in uses.operands.items():

@@ -34,16 +34,6 @@ class NewCall:
         return f"{self.name}({', '.join(map(str, self.arguments))}{comma})"
 
 
-def _break(expression: Expression, indent: str, used: int, width: int) -> str:
-    """Return the text of an expression beside `used` columns: an argument a line if too wide."""
-    flat, inner = str(expression), indent + _HANG
-    if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= width):
-        return flat
-    parts = [_break(part, inner, len(inner) + 1, width) for part in expression.arguments]
-    rows = "".join(f"{inner}{part},\n" for part in parts)
-    return f"{expression.name}(\n{rows}{indent})"
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class NewMesh:
     """A mesh that the new text defines: `mesh = Mesh(devices, (axis,))`."""
@@ -73,8 +63,6 @@ class Writer:
         self._bound = {name for scope in module.scopes.all for name in scope.bindings}
         self._bound_in: dict[ast.AST, set[str]] = {}  # by function
 
-    # --- edits
-
     def replace(self, node: Any, text: str) -> None:
         """Put text in the place of a node."""
         self.edits.append(Edit(*self.module.span(node), text))
@@ -89,34 +77,33 @@ class Writer:
         self.edits += [Edit(start, inner_start, before), Edit(inner_end, end, after)]
 
     def wrap(self, node: Any, call: NewCall, inner: Any = None) -> None:
-        """Edit the code of a node to `call`, with the code of `inner` in place of its HOLE.
-
-        `replicate(x)` becomes `device_put(x, s)` by `device_put(HOLE, s)`, if `inner` is the `x`.
-        """
+        """Edit a node to a new call, in which the code of `inner` takes the place of HOLE."""
+        # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
+        # Without `inner`, the node itself goes there. A line that gets too long is broken.
         inner = inner or node
-        text, outer = self.module.text(inner), str(call)
-        used = len(self.module.margins(node)[0] + outer.replace(HOLE, text))
-        if "\n" in text or used > self._width:
+        text, flat = self.module.text(inner), str(call)
+        before, _ = self.module.margins(node)  # what is in front of it on its line
+        if "\n" in text or len(before + flat.replace(HOLE, text)) > self._width:
             indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
-            outer = _break(call, indent, self._width, self._width)
+            flat = self._format(call, indent, used=self._width)  # one argument a line
             self._reindent(inner, len(indent + _HANG))
-        self.replace_around(node, inner, *outer.split(HOLE))
+        self.replace_around(node, inner, *flat.split(HOLE))
 
     def _reindent(self, node: Any, column: int) -> None:
-        """Indent lines 2, 3, ... of an expression whose first line moves to a column.
-
-        Those right of the first, as below an open parenthesis, move as far; others by one step.
-        """
+        """Indent lines 2, 3, ... of an expression whose first line moves to a column."""
+        # Those right of the first, as below an open parenthesis, move as far; others by one step.
         module, (start, end) = self.module, self.module.span(node)
-        code, old_column = module.source.code, module.source.position(start).column - 1
         strings = (x for x in ast.walk(node) if isinstance(x, ast.JoinedStr | ast.Constant))
         if any("\n" in module.text(string) for string in strings):
-            return
+            return  # spaces would change a text of several lines
+        code, old_column = module.source.code, module.source.position(start).column - 1
+        # The offsets of the first characters of these lines, and their columns.
         lines = [start + match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
-        columns = [at - code.rfind(b"\n", 0, at) - 1 for at in lines]
+        columns = [offset - code.rfind(b"\n", 0, offset) - 1 for offset in lines]
         is_aligned = bool(columns) and min(columns) > old_column
         shift = column - old_column if is_aligned else len(_HANG)
-        self._indents += [Edit(at + min(shift, 0), at, " " * shift) for at in lines]
+        for offset in lines:  # a negative shift removes spaces in front of the offset
+            self._indents.append(Edit(offset + min(shift, 0), offset, " " * shift))
 
     def remove(self, statement: Any) -> None:
         """Remove a statement with its line; one that shares its line becomes `pass`."""
@@ -154,11 +141,13 @@ class Writer:
         statement = self.module.statement(node)
         start, indent = self._start(statement), self.indent(node)
         rows = [row for line in lines for row in line.split("\n")]
-        before = self.module.margins(statement)[0]
-        if before.strip():  # it stands behind `def f(x):`, or behind a semicolon
-            indent += self.unit * before.rstrip().endswith(":")
+        before, _ = self.module.margins(statement)
+        if before.strip():  # the statement stands behind `def f(x):`, or behind a semicolon
+            if before.rstrip().endswith(":"):
+                indent += self.unit
             text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
-            self.edits.append(Edit(start - len(before) + len(before.rstrip()), start, text))
+            spaces = len(before) - len(before.rstrip())  # in front of it, which go
+            self.edits.append(Edit(start - spaces, start, text))
             return
         if rows[0].startswith("def ") and indent:  # a blank line sets a local function apart
             line_start = start - len(indent)
@@ -166,44 +155,56 @@ class Writer:
             if line_above and line_above[-1] != ":" and line_start not in self._inserted:
                 self.insert(line_start, "\n")
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
-        self.insert(start, f"{text[len(indent) :]}\n{indent}")
+        # The first row takes the indentation that is there, and the statement gets a new one.
+        self.insert(start, f"{text.removeprefix(indent)}\n{indent}")
 
     def all_edits(self) -> tuple[Edit, ...]:
-        """Return all edits; the texts inserted at one offset become one edit."""
-        edits = []
-        inserted = {offset: [*texts] for offset, texts in self._inserted.items()}
-        for edit in dict.fromkeys(self.edits):
+        """Return all edits of the file; the texts inserted at one offset become one edit."""
+        # A change of indentation is dropped where another edit replaces the line's beginning.
+        edits: list[Edit] = []
+        texts_by_offset = {offset: [*texts] for offset, texts in self._inserted.items()}
+        for edit in dict.fromkeys(self.edits):  # without duplicates, in order
             if edit.start == edit.end:
-                inserted.setdefault(edit.start, []).append(edit.text)
+                texts_by_offset.setdefault(edit.start, []).append(edit.text)
             else:
                 edits.append(edit)
-        for edit in dict.fromkeys(self._indents):
-            if not any(other.start <= edit.end and edit.start < other.end for other in edits):
-                edits.append(edit)
-        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
+        for indent in dict.fromkeys(self._indents):
+            if not any(edit.start <= indent.end and indent.start < edit.end for edit in edits):
+                edits.append(indent)
+        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in texts_by_offset.items()))
 
-    # --- texts
+    def _format(self, expression: Expression, indent: str, used: int) -> str:
+        """Return the text of an expression: one argument a line if it is too wide for its line."""
+        # `used` columns of the line hold other text; `indent` is the indentation of the line.
+        flat, inner = str(expression), indent + _HANG
+        if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= self._width):
+            return flat
+        parts = [self._format(part, inner, len(f"{inner},")) for part in expression.arguments]
+        rows = "".join(f"{inner}{part},\n" for part in parts)
+        return f"{expression.name}(\n{rows}{indent})"
 
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
         source, (start, end) = self.module.source, self.module.span(replaced)
         after = len(source.line_text(end)) - (source.position(end).column - 1)
         used = source.position(start).column - 1 + after
-        return _break(expression, indentation(source.line_text(start)), used, self._width)
+        return self._format(expression, indentation(source.line_text(start)), used)
 
     def assignment(self, target: str, value: Expression, column: int, indent: str = "") -> str:
         """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
-        return f"{target} = {_break(value, indent, column + len(f'{target} = '), self._width)}"
+        return f"{target} = {self._format(value, indent, column + len(f'{target} = '))}"
 
     def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
         """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
+        # Each line of the body is a beginning and an expression, which is broken if too long.
         indent = self.indent(at)
-        head = NewCall(f"def {name}", parameters)
-        rows = [f"{_break(head, '', len(indent) + 1, self._width)}:"]
-        for start, rest in body:
-            row = f"{self.unit}{start}"
-            rows.append(row + _break(rest, self.unit, len(indent + row), self._width))
-        self.insert_above(at, [*rows, *([""] if indent else ["", ""])])
+        head = self._format(NewCall(f"def {name}", parameters), "", used=len(f"{indent}:"))
+        rows = [f"{head}:"]
+        for beginning, expression in body:
+            row = f"{self.unit}{beginning}"
+            rows.append(row + self._format(expression, self.unit, used=len(indent + row)))
+        blank_lines = [""] if indent else ["", ""]
+        self.insert_above(at, [*rows, *blank_lines])
 
     def indent(self, node: ast.AST) -> str:
         """Return the indentation of the statement of a node."""
@@ -216,15 +217,12 @@ class Writer:
             return self.module.span(statement)[0]
         return self.module.span(decorators[0])[0] - len("@")
 
-    # --- names
-
     def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
-        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import.
-
-        A name of jax.sharding is imported, as `alias` if there is one, unless the file binds that.
-        """
-        text, imports = self.module.name_for(dotted, at)
-        if imports == () and "." not in text:
+        """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import."""
+        # Names of jax.sharding are written short, `P` for the alias "P", as they are used often;
+        # but `Mesh`, which is used once, and a name that the file binds are `jax.sharding.Mesh`.
+        text, imports = self.module.name_for(dotted, at)  # by the imports of the file
+        if not imports and "." not in text:  # the file imports it
             return text
         package, _, last = dotted.rpartition(".")
         name = alias or last
@@ -252,8 +250,6 @@ class Writer:
         bound.add(name)
         return name
 
-    # --- meshes
-
     def mesh(self, at: ast.AST, axis: str, devices: str, block: ast.AST) -> NewMesh:
         """Return the mesh of an axis and devices, for use at a node; `block` defines it once."""
         key = (block, axis, devices)
@@ -274,6 +270,7 @@ class Writer:
 
     def define_meshes(self) -> None:
         """Insert `mesh = Mesh(devices, (axis,))` above the first statement that uses each mesh."""
+        # Below it, `sharded = NamedSharding(mesh, P(axis))` for each sharding that is used.
         for mesh in self._meshes.values():
             first = min(mesh.uses, key=lambda node: self.module.statement(node).lineno)
             ancestors = {first, *self.module.ancestors(first)}
@@ -286,12 +283,12 @@ class Writer:
             for axis, variable in sorted(mesh.shardings.items()):
                 named = self.import_name("jax.sharding.NamedSharding", first)
                 spec = self.partition_spec(first, axis)
-                rows.append(f"{variable} = {named}({mesh.variable}, {spec})")
+                rows.append(f"{indent}{variable} = {named}({mesh.variable}, {spec})")
+            # The line below: what other edits insert here, or else the statement itself.
             below = self._inserted.get(start, [line.strip()])[0]
             if below.startswith(("def ", "class ", "@")):
-                rows += [""] if indent else ["", ""]
-            rows = [rows[0], *(indent + row if row else "" for row in rows[1:]), indent]
-            self.insert(start, "\n".join(rows), first=True)
+                rows += [""] if indent else ["", ""]  # blank lines
+            self.insert(start, "\n".join([*rows, indent]), first=True)
 
     def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
         """Return the comments of a node that is replaced, but not those inside its `kept` parts."""

@@ -2,7 +2,7 @@
 
 A variable is a set of definitions that share reads: of a name in one function, of a field of one
 class, of parameters and results of functions whose callers are all in the file. Each of these has a
-key, and the keys of one variable are joined. The device axis is the leading dimension of pmap.
+key, and the keys of one variable are merged. The device axis is the leading dimension of pmap.
 """
 
 import ast
@@ -27,7 +27,7 @@ DefinitionKind: TypeAlias = Literal[
 UseKind: TypeAlias = Literal[
     "argument",  # mapped_function(x)
     "unreplicate",  # unreplicate(x), x[0]
-    "listed",  # xs.append(x), where only get_metrics reads xs
+    "metric",  # xs.append(x), where only get_metrics reads xs
     "unknown",
 ]
 
@@ -84,24 +84,25 @@ _ARRAY_ATTRIBUTES = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at
 
 
 class Variables:
-    """The variables of one file that the calls of its mapped functions take or return.
-
-    Names and fields whose values go from one to the other, as in `x = y`, are one variable.
-    """
+    """The variables of one file that the calls of its mapped functions take or return."""
 
     def __init__(self, module: Module, changes: AxisChanges, mapped_calls: Collection[ast.Call]):
+        """Collect the variables `state`, `batch`, `loss` of `state, loss = step(state, batch)`."""
+        # `mapped_calls` are these calls of mapped functions. A variable is stored by its keys, each
+        # of which stands for a name in one function or for a field of one class; see `_key_of`.
         self._module, self._mapped_calls = module, frozenset(mapped_calls)
         self.changes: AxisChanges = changes
         self._by_key: dict[Hashable, Variable] = {}
-        self._key_of_call: dict[ast.AST, Hashable] = {}  # by call of `replicate` and the like
+        # By the call in `a, b = replicate((a, b))`: the key of `a`, the first that it defines.
+        self._key_of_call: dict[ast.AST, Hashable] = {}
         for call in mapped_calls:
             for argument in flow.arguments_of(call):
-                for element in flow.elements_of(module, argument):
-                    self._add(self._base_of(element))
+                for element in flow.elements_of(module, argument):  # `w` and `b` of `step((w, b))`
+                    self._add_variable(self._strip_parts(element))
         for call in mapped_calls:
-            for target, _ in self.targets(call):
-                self._add(target)
-        self._join_parts()
+            for target, _ in self.find_targets(call):
+                self._add_variable(target)
+        self._merge_parts()
         self.all: list[Variable] = [*dict.fromkeys(self._by_key.values())]
         # A read that may see two bindings of its name was added for both.
         for variable in self.all:
@@ -110,50 +111,48 @@ class Variables:
 
     def find(self, node: ast.expr) -> Variable | None:
         """Return the variable of `x`, `self.x` or a part such as `x["w"]`; None if it has none."""
-        return self._by_key.get(self._key(self._base_of(node)))
+        return self._by_key.get(self._key_of(self._strip_parts(node)))
 
-    def targets(self, value: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
-        """Yield `(x, 0)` and `(y, 1)` for `x, y = value`, also if `results = value` is above.
-
-        `(x, None)` for `x = value`, whose `x` gets all of it.
-        """
+    def find_targets(self, value: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
+        """Yield each target that gets a value, with the index of the item that it gets."""
+        # These are `(x, 0)` and `(y, 1)` for `x, y = value`, also where that is `both = value` and
+        # `x, y = both`; and `(x, None)` for `x = value`, whose `x` gets all of it.
         value = self._find_outermost(value)
-        parent = self._module.parent(value)
-        if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not value:
+        statement = self._module.parent(value)
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is not value:
             return
-        for target in parent.targets if isinstance(parent, ast.Assign) else [parent.target]:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
             if isinstance(target, ast.Tuple | ast.List):
                 yield from ((element, index) for index, element in enumerate(target.elts))
                 continue
             reads = [*self._module.reads_of(value, getattr(target, "id", ""))]
-            parts = [*self.targets(reads[0])] if len(reads) == 1 else []
-            if parts and all(index is not None for _, index in parts):
-                yield from parts
-            else:
-                yield target, None
+            items = [*self.find_targets(reads[0])] if len(reads) == 1 else []  # of `x, y = both`
+            is_unpacked = bool(items) and all(index is not None for _, index in items)
+            yield from items if is_unpacked else [(target, None)]
 
-    def _base_of(self, node: ast.expr) -> ast.expr:
+    def _strip_parts(self, node: ast.expr) -> ast.expr:
         """Return `x` of `x.params["w"]`, where `x` is a name or `self.field`."""
-        while isinstance(node, ast.Attribute | ast.Subscript) and self._key(node) is None:
+        while isinstance(node, ast.Attribute | ast.Subscript) and self._key_of(node) is None:
             node = node.value
         return node
 
     def _find_outermost(self, value: ast.expr) -> ast.expr:
         """Return the call around, as `jnp.asarray(value)`, that keeps the device axis, if any."""
         call = self._module.parent(value)
-        while isinstance(call, ast.expr) and self.changes.find_kept_operand(call) is value:
+        while isinstance(call, ast.expr) and self.changes.find_converted(call) is value:
             value, call = call, self._module.parent(call)
         return value
 
-    # --- keys
-
-    def _key(self, node: ast.expr) -> Hashable | None:
-        """Return what identifies a variable: the node that first binds a name, or a `_Field`."""
+    def _key_of(self, node: ast.expr) -> Hashable | None:
+        """Return the key of the variable that a name or `self.field` holds; None for others."""
+        # The key of a name is the node that `Module.reaching` has for its first binding: the whole
+        # statement `x = y`, but the target alone of `x, z = y` or `for x in y`.
         match node:
             case ast.Name(ctx=ast.Store()):
                 parent = self._module.parent(node)
-                is_plain = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
-                return parent if is_plain else node  # as bindings have it
+                is_statement = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+                return parent if is_statement else node
             case ast.Name():
                 bindings = self._module.reaching(node)
                 return bindings[0].node if bindings else None
@@ -163,76 +162,79 @@ class Variables:
                     return _Field(owner, name)
         return None
 
-    def _add(self, node: ast.expr) -> None:
+    def _add_variable(self, node: ast.expr) -> None:
         """Add the variable of a name or `self.field`: one for all bindings that a read may see."""
-        keys = [self._key(node)]
+        keys = [self._key_of(node)]
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             keys = [binding.node for binding in self._module.reaching(node) or ()]
         for key in filter(None, keys):
             self._add_key(key, getattr(node, "id", ""))
-            self._join(keys[0], key)
+            self._merge(keys[0], key)
 
     def _add_key(self, key: Any, name: str) -> None:
-        """Add the variable of a key with its definitions and uses; `name` is what a node binds."""
+        """Add a variable for a key, with its definitions and reads in the whole file."""
+        # The key is the `_Field` of `self.name`, or else the node that binds a name in a function.
         if key in self._by_key:
             return
-        module = self._module
         self._by_key[key] = Variable([key])
         if isinstance(key, _Field):
-            for target in module.self_attributes(key.owner, key.name, ast.Store):
+            for target in self._module.self_attributes(key.owner, key.name, ast.Store):
                 self._define_target(key, target)
-            for read in module.self_attributes(key.owner, key.name, ast.Load):
+            for read in self._module.self_attributes(key.owner, key.name, ast.Load):
                 self._add_use(key, read)
-            return
-        lookup = module.scope(key).lookup(name)
-        if lookup is None:
-            return
-        scope, bindings = lookup
-        match next((binding for binding in bindings if binding.node is key), None):
-            case None | Binding(node=ast.Name(ctx=ast.Del())):
-                pass
+        elif (lookup := self._module.scope(key).lookup(name)) is not None:
+            scope, bindings = lookup
+            for binding in bindings:
+                if binding.node is key:
+                    self._define_by_binding(key, binding)
+            for read in self._module.reads(scope, name):
+                # Other statements may bind the name as well: take only reads that may see this one.
+                if any(binding.node is key for binding in self._module.reaching(read) or ()):
+                    self._add_use(key, read)
+                    self._add_variable(read)
+
+    def _merge(self, key: Hashable, other: Hashable) -> None:
+        """Make two keys hold the same variable: that of the first one, with all of the other's."""
+        variable, merged = self._by_key[key], self._by_key[other]
+        if variable is not merged:
+            variable.definitions += merged.definitions
+            variable.uses += merged.uses
+            variable.keys += merged.keys
+            self._by_key |= dict.fromkeys(merged.keys, variable)
+
+    def _merge_with(self, key: Hashable, node: ast.expr) -> None:
+        """Make the variable of a key and that of the name or field `y` one, as for `x = y`."""
+        self._add_variable(node)
+        self._merge(key, self._key_of(node))
+
+    def _merge_parts(self) -> None:
+        """Merge each variable with those that hold a part of it, as `p` holds `x.params`."""
+        # For `f(x.params)` and `def f(p)`, the node `x.params` was stored twice: as a use of `x`
+        # and as a definition of `p`, both of kind "unknown". So was the target `p` of `for name, p
+        # in x.items()`. A node in both roles connects the two, and is then removed.
+        key_of_part: dict[ast.AST, Hashable] = {}  # the key of `x`, by the node `x.params`
+        for key, variable in self._by_key.items():
+            for use in variable.uses:
+                is_assigned = isinstance(self._module.parent(use.node), ast.Assign)
+                if use.kind == "unknown" and not is_assigned:
+                    key_of_part[use.node] = key
+        for key in [*self._by_key]:
+            parts = {x.node for x in self._by_key[key].definitions if x.node in key_of_part}
+            for part in parts:
+                self._merge(key, key_of_part[part])
+            variable = self._by_key[key]
+            variable.definitions = [x for x in variable.definitions if x.node not in parts]
+            variable.uses = [x for x in variable.uses if x.node not in parts]
+
+    def _define_by_binding(self, key: Hashable, binding: Binding) -> None:
+        """Add the definition by a statement, target or parameter that binds a name."""
+        match binding:
             case Binding(kind="parameter", node=parameter):
                 self._define_parameter(key, parameter)
             case Binding(kind="assign", node=target, value=ast.expr() as value):
                 self._define(key, target, value)
             case Binding(node=target):
                 self._define_target(key, target)
-        for read in module.reads(scope, name):
-            if any(binding.node is key for binding in module.reaching(read) or ()):
-                self._add_use(key, read)
-                self._add(read)
-
-    def _join(self, key: Hashable, other: Hashable) -> None:
-        """Make two keys hold the same variable: that of the first one, with all of the other's."""
-        variable, joined = self._by_key[key], self._by_key[other]
-        if variable is not joined:
-            variable.definitions += joined.definitions
-            variable.uses += joined.uses
-            variable.keys += joined.keys
-            self._by_key |= dict.fromkeys(joined.keys, variable)
-
-    def _join_parts(self) -> None:
-        """Join each variable with those that get a part of it: `x` with the `p` of `f(x.params)`.
-
-        Here `f` is `def f(p)`. The node `x.params` is an unknown use of `x` and also an unknown
-        definition of `p`, and so is the target `p` of `for name, p in x.items()`. The joined
-        variable has neither.
-        """
-        key_of_part: dict[ast.AST, Hashable] = {  # the key of `x`, by the node `x.params`
-            use.node: key
-            for key, variable in self._by_key.items()
-            for use in variable.uses
-            if use.kind == "unknown" and not isinstance(self._module.parent(use.node), ast.Assign)
-        }
-        for key in [*self._by_key]:
-            parts = {x.node for x in self._by_key[key].definitions if x.node in key_of_part}
-            for part in parts:
-                self._join(key, key_of_part[part])
-            variable = self._by_key[key]
-            variable.definitions = [x for x in variable.definitions if x.node not in parts]
-            variable.uses = [x for x in variable.uses if x.node not in parts]
-
-    # --- definitions
 
     def _define_target(self, key: Hashable, target: Any) -> None:
         """Add the definition by a target: in `a, (b, c) = value`, `a` gets item 0, `b` unknown."""
@@ -240,9 +242,10 @@ class Variables:
         self._define(key, target, value if len(path) < 2 else None, *path[:1])
 
     def _define_parameter(self, key: Hashable, parameter: Any) -> None:
-        """Add what callers pass for a parameter; unknown unless all of them are in the file."""
+        """Add as definitions of `p` in `def f(p)` what the calls `f(x)` pass for it."""
+        # The definition is unknown if other files may call `f`, or if a call passes `*args`.
         function: Any = self._module.parent(self._module.parent(parameter))
-        calls = flow.callers(self._module, function) or ()
+        calls = flow.find_all_calls(self._module, function) or ()
         arguments = [flow.argument_of(self._module, call, function, parameter) for call in calls]
         if not arguments or None in arguments:
             self._by_key[key].definitions.append(Definition("unknown", parameter))
@@ -250,84 +253,80 @@ class Variables:
             self._define(key, argument, argument)
 
     def _define(self, key: Hashable, node: ast.AST, value: Any, index: Any = None) -> None:
-        """Add the definition of a key by `x = value`, or at an index by `x, y = value`.
-
-        A value of None is unknown. `node` is the target or the value; it identifies the definition.
-        """
-        define = self._by_key[key].definitions.append
-        value = self._skip_kept(value, index)
+        """Add a definition by `x = value`, or by `x, y = value`, where `x` gets item `index`."""
+        # The key is that of `x`. `node` is the target or the value; it identifies the definition. A
+        # value of None is unknown. If the value is a variable itself, merge `x` with it.
+        definitions = self._by_key[key].definitions
+        value = self._strip_conversions(value, index)
         element = functions.part_of(value, (index,)) if value and index is not None else None
+        change = self.changes.find(value)  # the change of the device axis by `replicate(y)`
         if element is not None:  # `x, y = a, b`
             self._define(key, node, element)
-            return
-        match value:
-            case None:
-                define(Definition("unknown", node))
-            case ast.Call() if value in self._mapped_calls:  # `x = step(x)`
-                define(Definition("result", node, mapped_call=value))
-            case ast.Constant(value=None):  # `x = None` gives it no array
-                pass
-            case ast.Name() | ast.Attribute() if index is None and self._key(value) is not None:
-                self._add(value)
-                self._join(key, self._key(value))  # `x = y`
-            case _ if (change := self.changes.find(value)) is not None:  # `x = replicate(y)`
-                kind = _KINDS.get(change.kind, "unknown")
-                is_known = index is None or kind == "replicate"
-                define(Definition(kind if is_known else "unknown", value, change.operand))
-                # All of `a, b = replicate((a, b))` are one variable: one call places them.
-                self._join(self._key_of_call.setdefault(value, key), key)
-            case _:
-                results = self._results_of_call(value, index)
-                for result in results:  # of `x = make()`
-                    self._define(key, result, result)
-                if not results:
-                    define(Definition("unknown", value))
+        elif value in self._mapped_calls:  # `x = step(x)`
+            definitions.append(Definition("result", node, mapped_call=value))
+        elif isinstance(value, ast.Constant) and value.value is None:
+            pass  # `x = None` gives it no array
+        elif isinstance(value, ast.Name | ast.Attribute) and index is None and self._key_of(value):
+            self._merge_with(key, value)  # `x = y`
+        elif change is not None:  # `x = replicate(y)`
+            kind = _KINDS.get(change.kind, "unknown")
+            is_known = index is None or kind == "replicate"
+            definitions.append(Definition(kind if is_known else "unknown", value, change.operand))
+            # `a, b = replicate((a, b))` places both by one call: they become one variable.
+            self._merge(self._key_of_call.setdefault(value, key), key)
+        elif results := self._results_of_call(value, index):
+            for result in results:  # `x = make()`, where `def make` is in this file
+                self._define(key, result, result)
+        else:
+            definitions.append(Definition("unknown", value or node))
 
-    def _skip_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
-        """Return `x` of `jnp.asarray(x)`, a call that keeps the device axis of its operand.
-
-        With an index, of `a, b = x` above, return the tuple that `x` is. If the operand is nothing
-        that can be followed, return the value as it was.
-        """
-        inner = value
-        while (operand := self.changes.find_kept_operand(inner)) is not None:
-            inner = operand
-        if index is not None and isinstance(inner, ast.Name):
-            inner = self._module.value(inner) or inner
-        is_followed = isinstance(inner, ast.Name | ast.Attribute | ast.Tuple)
-        return inner if is_followed or inner in self._mapped_calls else value
+    def _strip_conversions(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
+        """Return `x` of `jnp.asarray(x)` and other calls that keep the device axis of `x`."""
+        # With an index, for `a, b = x`, return what is assigned to `x` above, if that is known.
+        # Return `value` itself if this `x` is no name, field, tuple or call of a mapped function.
+        operand = value
+        while (inner := self.changes.find_converted(operand)) is not None:
+            operand = inner
+        if index is not None and isinstance(operand, ast.Name):
+            operand = self._module.value(operand) or operand
+        is_followed = isinstance(operand, ast.Name | ast.Attribute | ast.Tuple)
+        return operand if is_followed or operand in self._mapped_calls else value
 
     def _results_of_call(self, value: ast.expr, index: int | None) -> list[ast.expr]:
-        """Return all results of a call's function, or their items at an index; [] if unknown."""
+        """Return what the function of a call `make()` may return: one item for each `return`."""
+        # With an index, return this item of each tuple that it returns. [] if an item is not known,
+        # or if `make` is no def of this file whose callers are all in this file.
         function = flow.called_function(self._module, value)
-        if function is None or flow.callers(self._module, function) is None:
+        if function is None or flow.find_all_calls(self._module, function) is None:
             return []
         results = flow.results_of(function)
         if index is None:
             return results
         items = [functions.part_of(result, (index,)) for result in results]
-        return [] if None in items else [*filter(None, items)]
-
-    # --- uses
+        known = [item for item in items if item is not None]
+        return known if len(known) == len(items) else []
 
     def _add_use(self, key: Hashable, read: ast.expr) -> None:
-        """Add the use of a variable by one read, or join the variable with what it is handed to."""
-        module, part = self._module, self._part_read(read)
-        use, (call, _) = self._find_known_use(part), flow.receiving_call(module, part)
-        if use is None and call is not None and flow.only_waits(module, call):
-            return
-        if use is None and part is not read:  # see `_join_parts`
-            use = Use("unknown", part)
-        if use is None and (item := flow.loop_item(module, read)) is not None:
-            self._add(item)
-            use = Use("unknown", item)
+        """Add the use of `x` by one read, or merge `x` with the variable that it is handed to."""
+        # The key is that of `x`. A use of kind "unknown" is one by code that is not followed.
+        module, part = self._module, self._find_part(read)
+        use = self._find_known_use(part)
         if use is None:
-            if self._join_receivers(key, read):
+            call, _ = flow.receiving_call(module, part)
+            if call is not None and flow.only_waits(module, call):  # `block_until_ready(x)`
                 return
-            use = Use("listed" if flow.get_metrics_calls(module, read) else "unknown", read)
+            if part is not read:  # `x.params`: see `_merge_parts`
+                use = Use("unknown", part)
+            elif (item := flow.loop_item(module, read)) is not None:
+                self._add_variable(item)  # of `for name, item in x.items()`
+                use = Use("unknown", item)
+            elif self._merge_receivers(key, read):  # `y = x`
+                return
+            else:
+                use = Use("metric" if flow.get_metrics_calls(module, read) else "unknown", read)
         self._by_key[key].uses.append(use)
 
-    def _part_read(self, read: ast.expr) -> ast.expr:
+    def _find_part(self, read: ast.expr) -> ast.expr:
         """Return the part of `x` that a read takes: `x.params["w"]` of `x.params["w"][0].shape`."""
         part = read
         while True:
@@ -342,45 +341,46 @@ class Variables:
                     return part
 
     def _find_known_use(self, part: ast.expr) -> Use | None:
-        """Return the use of `x` in `mapped_function(x)` or `unreplicate(x)`; None for others."""
+        """Return the use of `x` in `mapped_function(x)`, `unreplicate(x)` or `x[0]`; else None."""
+        # `part` is this `x` or a part such as `x.params`, also as an element of a tuple or dict.
         match self._module.parent(part):
             case ast.Subscript(slice=ast.Constant(value=0)) as item:
                 return Use("unreplicate", item, part)
-        call, argument = flow.receiving_call(self._module, part)
-        if call is not None and call in self._mapped_calls:
+        call, argument = flow.receiving_call(self._module, part)  # the tuple, of `f((x, y))`
+        if call is None:
+            return None
+        if call in self._mapped_calls:
             position = flow.arguments_of(call).index(argument)
             return Use("argument", part, mapped_call=call, position=position)
         change = self.changes.find_unreplicate(call)
-        around = (part, *self._module.ancestors(part))  # `unreplicate((x, y))` takes a tuple
-        if call is not None and change is not None and change.operand in around:
+        if change is not None and change.operand in (part, *self._module.ancestors(part)):
             return Use("unreplicate", call, change.operand, to_host=change.to_host)
         return None
 
-    def _join_receivers(self, key: Hashable, read: ast.expr) -> bool:
-        """Join `x` with what a read hands it to: `y = x`, `f(x)`, `return x`; False if unknown."""
-        module, value, index = self._module, self._find_outermost(read), None
-        outer = module.parent(value)
-        if isinstance(outer, ast.Tuple):
-            value, index = outer, outer.elts.index(value)
-        if self._join_targets(key, value, index):
+    def _merge_receivers(self, key: Hashable, read: ast.expr) -> bool:
+        """Merge `x` with what a read hands it to; return False if that is not followed."""
+        # It is the `y` of `y = x` or `y, z = x, 1`, the parameter of `f(x)` for a def `f` of this
+        # file, or, for a read `return x` in a def `f`, the `y` of each `y = f()`.
+        module, value = self._module, self._find_outermost(read)
+        outer: Any = module.parent(value)
+        index = outer.elts.index(value) if isinstance(outer, ast.Tuple) else None
+        if self._merge_targets(key, value if index is None else outer, index):
             return True
-        parent = module.parent(read)
-        call = module.parent(parent) if isinstance(parent, ast.keyword) else parent
+        call, _ = flow.receiving_call(module, read)
         parameter = flow.parameter_of(module, read, call)
         if parameter is not None:
             self._add_key(parameter, parameter.arg)
-            self._join(key, parameter)
+            self._merge(key, parameter)
             return True
-        calls, index = flow.returned_to(module, read)
-        return bool(calls) and all(self._join_targets(key, call, index) for call in calls)
+        calls, index = flow.find_calls_returning(module, read)
+        return bool(calls) and all(self._merge_targets(key, call, index) for call in calls)
 
-    def _join_targets(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
-        """Join a key with the targets of a value, or of its part at an index; False if unknown."""
-        targets = [target for target, at in self.targets(value) if at == index]
-        keys = [self._key(target) for target in targets]
-        if not targets or None in keys:
+    def _merge_targets(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
+        """Merge a variable with `y` of `y = value`, or of `z, y = value` for the index 1."""
+        # Return False, and merge nothing, if no name or field gets the value.
+        targets = [target for target, position in self.find_targets(value) if position == index]
+        if not targets or None in map(self._key_of, targets):
             return False
-        for target, other in zip(targets, keys, strict=True):
-            self._add(target)
-            self._join(key, other)
+        for target in targets:
+            self._merge_with(key, target)
         return True
