@@ -81,9 +81,9 @@ class AxisChanges:
 
         `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
         """
-        stacked = stacking.stacking(module, node)
+        stacked = stacking.read_stacking(module, node)
         if stacked is not None:
-            return AxisChange(stacked.kind, stacked.of)
+            return AxisChange(stacked.kind, stacked.operand)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
         if is_leaf and name is None:
             return _change_by_method(node)
