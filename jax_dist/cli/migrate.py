@@ -73,7 +73,7 @@ def _check_options(options: argparse.Namespace) -> None:
     """Raise MisuseError for options that do not go together."""
     if options.program and options.check:
         raise MisuseError("a command does not go with --check")
-    if options.program or options.to == "jit":
+    if options.program or options.to == "jit":  # which needs a command; raises without one
         terminal.command_of(options, "migrate --to jit PATH")
     if options.report not in (None, "-"):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
@@ -167,11 +167,11 @@ class _Migrate:
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
-        """Migrate the files again, with the form that a place, (path, line), has to go back to."""
-        back: dict[str, dict[int, Any]] = {}
-        for (path, line), form in places.items():
-            back.setdefault(path, {})[line] = form
-        self._target = dataclasses.replace(self._target, back=back)
+        """Migrate the files again, with other targets for some places, by (path, line)."""
+        fallbacks: dict[str, dict[int, Any]] = {}
+        for (path, line), fallback in places.items():
+            fallbacks.setdefault(path, {})[line] = fallback
+        self._target = dataclasses.replace(self._target, fallbacks=fallbacks)
         return self._migrate()[0]
 
     def _show(self, report: Any) -> None:

@@ -96,7 +96,7 @@ class _Program:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the function on each device, with its slices; jit traces this."""
-        arrays, axes, mesh = self.layout(args, kwargs, len(self.groups))
+        arrays, axes, mesh = self.layout(args, kwargs, len(self.devices_by_process))
 
         def body(*blocks: Any) -> Any:  # of size 1 along their axes
             slices, by_name = _map_axes(jnp.squeeze, axes, blocks)
@@ -112,7 +112,8 @@ class _Program:
         )(*arrays)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if len(self.groups) == 1 and not self.must_place:
+        """Run the program with the slices of this process, and return its own of the results."""
+        if len(self.devices_by_process) == 1 and not self.must_place:
             try:
                 return self.jitted(*args, **kwargs)
             except ValueError as error:
@@ -121,16 +122,16 @@ class _Program:
                 self.must_place = True
         args, kwargs, mesh = self.place(args, kwargs)
         results = self.jitted(*args, **kwargs)
-        return self.move(results, self.out_axes, mesh.local_mesh)
+        return self.to_mesh(mesh.local_mesh, results, self.out_axes)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        if len(self.groups) > 1:
+        if len(self.devices_by_process) > 1:
             args, kwargs, _ = self.place(args, kwargs)
         return self.jitted.lower(*args, **kwargs)
 
     @functools.cached_property
-    def groups(self) -> list[list[Any]]:
-        """The devices of each process; asked for by the first call."""
+    def devices_by_process(self) -> list[list[Any]]:
+        """A list of devices for each process; read by the first call."""
         groups: dict[int, list[Any]] = {}
         for device in self.devices or jax.devices(self.backend):
             groups.setdefault(device.process_index, []).append(device)
@@ -160,48 +161,48 @@ class _Program:
         if self.static and isinstance(self.in_axes, tuple):
             axes = dynamic(self.in_axes[: len(args)]), 0
         self.specs(axes)  # raises for axes from the end
-        sizes: set[Any] = set()  # (8,), or () for a number
+        sizes: set[Any] = set()  # of mapped axes: (8,), or () of a number
         _map_axes(lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1]), axes, arrays)
-        size = sum(*sizes) // processes if len(sizes) == 1 else 0
-        most = min(map(len, self.groups))
-        if not 0 < size <= most:
+        slices = sum(*sizes) // processes if len(sizes) == 1 else 0  # in each process
+        most = min(map(len, self.devices_by_process))
+        if not 0 < slices <= most:
             raise ValueError(
                 f"{self.name} takes arrays with one slice for each of up to {most} devices "
                 f"along their mapped axes; it got the sizes {sorted(sizes)}"
             )
-        chosen = [device for group in self.groups for device in group[:size]]
+        chosen = [device for devices in self.devices_by_process for device in devices[:slices]]
         if self.axis_size not in (None, len(chosen)):
             raise ValueError(f"{self.name} got {len(chosen)} slices; axis_size={self.axis_size}")
         return arrays, axes, Mesh(chosen, (self.axis_name,))
 
     def place(self, args: Any, kwargs: Any) -> Any:
-        """Return the arguments where the program takes them, and its mesh."""
+        """Return the arguments on the devices of the program, and its mesh."""
         arrays, axes, mesh = self.layout(args, kwargs)
         shard = functools.partial(NamedSharding, mesh.local_mesh)
         arrays = jax.device_put(arrays, jax.tree.map(shard, self.specs(axes)))
-        arrays, kwargs = self.move(arrays, axes, mesh)
+        arrays, kwargs = self.to_mesh(mesh, arrays, axes)
         return self.with_static(args, arrays), kwargs, mesh
 
-    def move(self, tree: Any, axes: Any, mesh: Mesh) -> Any:
-        """Return arrays over another mesh that hold the slices of this process."""
-        if len(self.groups) == 1:
+    def to_mesh(self, mesh: Mesh, tree: Any, axes: Any) -> Any:
+        """Return arrays over a mesh of all processes, or of this one, of the same slices here."""
+        if len(self.devices_by_process) == 1:
             return tree
 
-        def move_array(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        def make_array(x: jax.Array, spec: PartitionSpec) -> jax.Array:
             if isinstance(x, Tracer):
                 raise NotImplementedError(
                     f"{self.name} is called inside jit, grad or vmap in several "
                     "processes, where each has its own slices: call it outside"
                 )
             shape = list(x.shape)
-            if len(spec):
+            if len(spec):  # P(None, "i"): the mapped axis is the last one of the spec
                 shape[len(spec) - 1] = mesh.size
             slices = [shard.data for shard in x.addressable_shards]
             sharding = NamedSharding(mesh, spec)
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, slices)
 
-        move_part = lambda spec, part: jax.tree.map(lambda x: move_array(x, spec), part)
-        return jax.tree.map(move_part, self.specs(axes), tree)
+        make_part = lambda spec, part: jax.tree.map(lambda x: make_array(x, spec), part)
+        return jax.tree.map(make_part, self.specs(axes), tree)
 
 
 def _map_axes(change: Any, axes: Any, tree: Any) -> Any:

@@ -15,7 +15,8 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
 from jax_dist.migrate import imports, renames, review, vendored
-from jax_dist.migrate.places import Back, FileMigration, PlannedPlace, Span, Target, unparsed_cells
+from jax_dist.migrate.places import Fallback, FileMigration, PlannedPlace, Target, unparsed_cells
+from jax_dist.migrate.review import ChangedReads
 
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"_mapped", b"replicate", b"device_put_")
@@ -29,8 +30,8 @@ class MigrationOptions:
     to: Target = "jax_dist"
     jax: Version | None = None  # the oldest jax that the code must run on; None: the newest
     lines: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)  # by path
-    # By path and line: the places that differed in a run, and the target to use for them instead.
-    back: Mapping[str, Mapping[int, Back]] = dataclasses.field(default_factory=dict)
+    # By path and line: other targets for the places that differed in a run.
+    fallbacks: Mapping[str, Mapping[int, Fallback]] = dataclasses.field(default_factory=dict)
 
 
 def migrate(
@@ -64,10 +65,7 @@ def migrate(
 def migrate_text(
     path: str, data: bytes, options: MigrationOptions, project: Project | None = None
 ) -> FileMigration | None:
-    """Return one file migrated; None if there is nothing to do in it and nothing to report.
-
-    An error in jax_dist itself leaves the file as it was, with the error as its problem.
-    """
+    """Return one file migrated; None if there is nothing to do in it and nothing to report."""
     project = project or Project()
     leave = lambda problem: FileMigration(path, data, data, problem=problem)
     try:
@@ -84,86 +82,87 @@ def migrate_text(
 
 
 class _File:
-    """One file while it is migrated, in rounds. Raises ParseError if a new text does not parse."""
+    """The migration of one file, in rounds. Raises ParseError if a new text does not parse."""
 
     def __init__(self, module: Module, options: MigrationOptions, project: Project):
-        self._first, self._options, self._project = module, options, project
-        self._home_path, self._home = vendored.home_of(module)
-        path = module.source.path
-        self._back = options.back.get(path, {})
-        self._chosen = options.lines.get(path)
-        # One place that goes back takes the file along, since its mapped functions share values.
-        is_back = any(form == "vendored" for form, _ in self._back.values())
-        self._to: Target = "vendored" if is_back else options.to
+        self._original, self._options, self._project = module, options, project
+        self._vendored_path, self._vendored_name = vendored.locate(module)
+        self._lines = options.lines.get(module.source.path)  # the only ones to migrate; None: all
+        # By line: the target of a place that differed in a run, None to leave it, and why.
+        self._fallbacks = options.fallbacks.get(module.source.path, {})
+        # One such place takes the whole file along, since its mapped functions share values.
+        needs_vendored = any(target == "vendored" for target, _ in self._fallbacks.values())
+        self._target: Target = "vendored" if needs_vendored else options.to
 
     def migrate_file(self) -> FileMigration:
         """Return the migrated file with its places, the uses of pmap and the like, by line."""
-        source, module = self._first.source, self._first
-        planned: list[PlannedPlace] = []
-        touched: Mapping[int, Sequence[Span]] = {}
-        if self._to in ("shard_map", "jit"):
-            module, planned, touched = self._rewrite_mapped(module)
-        renamed = self._places(self._first)  # reported by the lines of the old text
-        places = [*(p.place for p in (*planned, *renamed)), *unparsed_cells(source)]
-        if module is not self._first:
-            renamed = self._places(module)  # fixed in the rewritten text
-        before, after = source.written(source.code), self._apply_fixes(module, renamed)
-        needs_module = self._to == "vendored" and after != before
-        needs_module = needs_module and f"from {self._home} import".encode() in after
+        source, module = self._original.source, self._original
+        planned = self._plan_renames(module)  # whose lines are reported
+        places = [place.place for place in planned]
+        changed_reads: ChangedReads = {}
+        if self._target in ("shard_map", "jit"):  # before names are changed in the new text
+            module, rewritten, changed_reads = self._rewrite_mapped()
+            places = [*(place.place for place in rewritten), *places]
+        if module is not self._original:
+            planned = self._plan_renames(module)  # whose fixes are those of the new text
+        before, after = source.written(source.code), self._apply_fixes(module, planned)
+        imports_vendored = f"from {self._vendored_name} import".encode() in after
+        needs_vendored = self._target == "vendored" and after != before and imports_vendored
+        places += unparsed_cells(source)
         return FileMigration(
             source.path,
             before,
             after,
             tuple(sorted(places, key=lambda place: (place.cell or 0, place.line))),
-            needs_module=self._home_path if needs_module else "",
-            touched=touched,
+            needs_module=self._vendored_path if needs_vendored else "",
+            changed_reads=changed_reads,
         )
 
-    def _rewrite_mapped(
-        self, module: Module
-    ) -> tuple[Module, list[PlannedPlace], Mapping[int, Sequence[Span]]]:
-        """Return the file with its mapped functions rewritten, their places, and `touched`."""
+    def _rewrite_mapped(self) -> tuple[Module, list[PlannedPlace], ChangedReads]:
+        """Rewrite the mapped functions; return the new module, their places, and changed reads."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
-        shard_map_lines = {line: reason for line, (_, reason) in self._back.items()}
-        result = rewrite(module, self._project, self._to, self._chosen, shard_map_lines)
+        module = self._original
+        reasons = {line: reason for line, (_, reason) in self._fallbacks.items()}
+        result = rewrite(module, self._project, self._target, self._lines, reasons)
         if result.fix is None:
             return module, result.places, {}
         source = module.source.edit(new_imports.place_imports(module, [result.fix]))
-        if result.definitions:
+        if result.definitions:  # the text of functions and meshes that the new calls use
             source = new_imports.add_block(source, result.definitions)
-        touched = review.touched_lines(module, result.touched)
-        return self._project.module(source), result.places, touched
+        changed_reads = review.changed_reads(module, result.touched)
+        return self._project.module(source), result.places, changed_reads
 
     def _apply_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
-        """Return the file's bytes with the fixes of all places made, round by round."""
+        """Return the bytes of the file with all fixes made, and those that they make possible."""
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:
-                return self._tidy(module)
-            placed = new_imports.place_imports(module, choose_fixes(fixes))
-            module = self._project.module(module.source.edit(placed))
-            if self._chosen is not None:  # these lines are of the first text: one round only
-                return self._tidy(module)
-            planned = self._places(module)
+                return self._remove_unused(module)
+            code = new_imports.place_imports(module, choose_fixes(fixes))
+            module = self._project.module(module.source.edit(code))
+            if self._lines is not None:  # by number in the old text: these are now other lines
+                return self._remove_unused(module)
+            planned = self._plan_renames(module)
         raise RuntimeError("the new text would change again each time")
 
-    def _tidy(self, module: Module) -> bytes:
+    def _remove_unused(self, module: Module) -> bytes:
         """Return the bytes of a migrated file, without imports and definitions now unused."""
         source = module.source
-        if module is not self._first:
-            while (code := imports.tidy(self._first, module)) != source.code:
+        if module is not self._original:
+            while (code := imports.tidy(self._original, module)) != source.code:
                 source = source.edit(code)
                 module = self._project.module(source)
         return source.written(source.code)
 
-    def _places(self, module: Module) -> list[PlannedPlace]:
-        """Return the places (uses of pmap and the like) that need new names only, with fixes."""
-        if self._to in ("shard_map", "jit"):
+    def _plan_renames(self, module: Module) -> list[PlannedPlace]:
+        """Return the places of names to change, such as `jax.pmap`, each with its fix if any."""
+        if self._target in ("shard_map", "jit"):  # only of names that newer jax removed
             places = renames.places_of_rules(module, self._options.jax)
         else:
-            places = renames.Renames(module, self._to, self._home).places(self._options.jax)
-        if self._chosen is not None:
-            places = [place for place in places if place.place.line in self._chosen]
-        stay = {line for line, (form, _) in self._back.items() if form is None}
-        return [place for place in places if place.place.line not in stay]
+            renaming = renames.Renaming(module, self._target, self._vendored_name)
+            places = renaming.plan(self._options.jax)
+        if self._lines is not None:
+            places = [planned for planned in places if planned.place.line in self._lines]
+        left_lines = {line for line, (target, _) in self._fallbacks.items() if target is None}
+        return [planned for planned in places if planned.place.line not in left_lines]

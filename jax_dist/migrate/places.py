@@ -13,8 +13,7 @@ from jax_dist.lint.model.sources import Source
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 # The target to migrate a place to after a run showed a difference (None: leave it), and why.
-Back: TypeAlias = tuple[Target | None, str]
-Span: TypeAlias = tuple[int, int]  # bytes
+Fallback: TypeAlias = tuple[Target | None, str]
 Status: TypeAlias = Literal["done", "left"]
 
 
@@ -60,7 +59,7 @@ class FileMigration:
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
     # By line of the text before: the bytes of expressions that read a value whose shape changes.
-    touched: Mapping[int, Sequence[Span]] = dataclasses.field(default_factory=dict)
+    changed_reads: Mapping[int, Sequence[tuple[int, int]]] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> bool:

@@ -1,9 +1,7 @@
 """The targets that change names only: `jax_dist.pmap`, or `mapped` of the vendored module.
 
-Both take and return what pmap does, so the code around them stays. Each target takes what the
-others wrote: `jax_dist.pmap`, and `mapped` of a vendored module. One thing is removed:
-a bare `jax.jit` around a pmap, since inside a jit neither could place its arguments. Removed names
-of JAX, and the pmaps of other libraries, change with it.
+Both take and return what pmap does, so the code around them stays, but for a bare `jax.jit` around
+a pmap: inside a jit neither could place its arguments. Each target takes what the others wrote.
 """
 
 import ast
@@ -26,38 +24,37 @@ from jax_dist.migrate.verify.recording.calls import VENDORED
 CODES: frozenset[Code] = frozenset(
     (_codes.EXPERIMENTAL_SHARD_MAP, _codes.PJIT_TO_JIT, _codes.REMOVED_NAME)
 )
-_JITS: frozenset[Code] = frozenset((_codes.JIT_OF_PMAP,))
+_JIT_OF_PMAP: frozenset[Code] = frozenset((_codes.JIT_OF_PMAP,))
 
 
-class Renames:
-    """The places of one file whose names change: pmap becomes the function of a target.
+class Renaming:
+    """The changes of names in one file: pmap becomes the function of "jax_dist" or "vendored".
 
-    Args:
-      module: the file.
-      target: "jax_dist" or "vendored".
-      vendored: the name by which the file imports the vendored module, such as "pkg._mapped".
+    `vendored` is the name by which the file imports the vendored module, such as "pkg._mapped".
     """
 
     def __init__(self, module: Module, target: Target, vendored: str):
         self._module, self._vendored = module, vendored
         self._target: Target = target
 
-    def places(self, jax: Version | None) -> list[PlannedPlace]:
-        """Return the uses of pmap and of removed names, each with its fix if there is one.
+    def plan(self, jax: Version | None) -> list[PlannedPlace]:
+        """Return the places of names to change, each with its fix, and of those to leave.
 
-        The code must run on a jax as old as `jax`; None means the newest.
+        They are of pmaps, of `jax.jit` around one, of `device_put_replicated` and its like, and of
+        names that jax removed. The code must run on a jax as old as `jax`; None: the newest.
         """
-        jits_around_pmaps = places_of_rules(self._module, jax, _JITS)
+        references = pmaps.sites(self._module, replaced_names(self._module, "pmap", self._target))
+        jits_around_pmaps = places_of_rules(self._module, jax, _JIT_OF_PMAP)
         return [
-            *map(self._place_of_pmap, find_sites(self._module, self._target)),
+            *map(self._plan_pmap, references),
             *(place for place in jits_around_pmaps if place.fix is not None),
-            *self._places_of_device_puts(),
-            *self._places_of_other_pmaps(),
+            *self._plan_device_puts(),
+            *self._plan_other_pmaps(),
             *places_of_rules(self._module, jax),
         ]
 
-    def _place_of_pmap(self, site: Site) -> PlannedPlace:
-        """Return the place of a reference to pmap, with the fix that renames it."""
+    def _plan_pmap(self, site: Site) -> PlannedPlace:
+        """Return the place of a reference, such as `jax.pmap` in `jax.pmap(f)`, with its fix."""
         module, reference = self._module, site.reference
         # Python 3.11 knows no positions in an f-string.
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
@@ -65,42 +62,45 @@ class Renames:
             error = CannotMigrate("pmap is inside an f-string", by_hand)
             return PlannedPlace.leave(module, reference, error)
         fix = self._fix_reference(reference)
-        reason = "an alias, which changes where it is defined" if fix is None else ""
-        fields = {"reason": reason, "form": self._target, "is_mapped": site.is_application}
+        remark = "an alias, which changes where it is defined" if fix is None else ""
+        fields = {"reason": remark, "form": self._target, "is_mapped": site.is_application}
         return PlannedPlace(Place.make(module, reference, _codes.PMAP_CALL, **fields), fix)
 
     def _fix_reference(self, reference: ast.expr) -> Fix | None:
-        """Return the fix of `jax.pmap` or of the import of `pmap`; None for a read of an alias."""
-        module, names = self._module, names_of(self._module, "pmap", self._target)
+        """Return the fix of `jax.pmap`, or of the import for a `pmap`; None for an alias."""
+        module, old_names = self._module, replaced_names(self._module, "pmap", self._target)
         if isinstance(reference, ast.Attribute):
             dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
-            return self._rename(reference, "pmap") if dotted in names else None
-        lookup = module.scope(reference).lookup(getattr(reference, "id", ""))
-        bindings = lookup[1] if lookup is not None else []
-        is_import = len(bindings) == 1 and module.absolute(bindings[0].target) in names
-        return self._fix_import(bindings[0].node) if is_import else None
+            return self._rename(reference, "pmap") if dotted in old_names else None
+        name = getattr(reference, "id", "")
+        _, bindings = module.scope(reference).lookup(name) or (None, [])
+        if len(bindings) == 1 and module.absolute(bindings[0].target) in old_names:
+            return self._fix_import(bindings[0].node)
+        return None
 
     def _fix_import(self, alias: Any) -> Fix:
-        """Return the fix that takes a name out of `from jax import pmap` and imports another."""
+        """Return the fix of `from jax import pmap`: `from pkg._mapped import mapped as pmap`."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
-        name, is_library = alias.asname or alias.name, self._target == "jax_dist"
-        source, new = ("jax_dist", "pmap") if is_library else (self._vendored, "mapped")
-        line = f"from {source} import {new}{'' if new == name else f' as {name}'}"
+        is_library = self._target == "jax_dist"
+        home, function = ("jax_dist", "pmap") if is_library else (self._vendored, "mapped")
+        name = alias.asname or alias.name
+        new_import = f"from {home} import {function}" + (f" as {name}" if name != function else "")
+        title = "import pmap from elsewhere"
         if len(statement.names) == 1:
-            edits, imports = [Edit(*self._module.span(statement), line)], ()
-        else:
-            edits, imports = new_imports.remove_names(self._module, statement, [alias]), (line,)
-        return Fix("import pmap from elsewhere", Safety.SAFE, tuple(edits), imports)
+            edit = Edit(*self._module.span(statement), new_import)
+            return Fix(title, Safety.SAFE, (edit,))
+        edits = new_imports.remove_names(self._module, statement, [alias])
+        return Fix(title, Safety.SAFE, tuple(edits), (new_import,))
 
-    def _places_of_device_puts(self) -> Iterator[PlannedPlace]:
+    def _plan_device_puts(self) -> Iterator[PlannedPlace]:
         """Yield each use of `device_put_replicated` and `device_put_sharded`, to be renamed."""
         for function in ("device_put_replicated", "device_put_sharded"):
-            for node in self._module.uses(*names_of(self._module, function, self._target)):
+            for node in self._module.uses(*replaced_names(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                code, form = _codes.REMOVED_DEVICE_PUT, self._target
-                place = Place.make(self._module, node, code, form=form)
+                code = _codes.REMOVED_DEVICE_PUT
+                place = Place.make(self._module, node, code, form=self._target)
                 yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
@@ -121,12 +121,11 @@ class Renames:
             if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
                 return name, ()
         bound = {name for scope in self._module.scopes.all for name in scope.bindings}
-        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
-        name = next((name for name in names if name not in bound), names[-1])
+        name = f"{function}_over_devices" if function in bound else function
         alias = "" if name == function else f" as {name}"
         return name, (f"from {self._vendored} import {function}{alias}",)
 
-    def _places_of_other_pmaps(self) -> Iterator[PlannedPlace]:
+    def _plan_other_pmaps(self) -> Iterator[PlannedPlace]:
         """Yield the uses of Equinox's filter_pmap and Flax NNX's pmap, which only jax_dist has."""
         for name, (function, instead) in OF_LIBRARIES.items():
             for node in self._module.uses(name):
@@ -142,7 +141,7 @@ class Renames:
 def places_of_rules(
     module: Module, jax: Version | None, codes: frozenset[Code] = CODES
 ) -> list[PlannedPlace]:
-    """Return a place for each finding of the lint rules `codes`; see `Renames.places` for `jax`.
+    """Return a place for each finding of the lint rules `codes`; see `Renaming.plan` for `jax`.
 
     Safe fixes are made, and those that remove a jit around a pmap; other findings are left.
     """
@@ -151,7 +150,7 @@ def places_of_rules(
         start, fix = finding.start, finding.fix
         where = finding.path, start.line, start.cell, finding.code
         text, reason = finding.line_text.strip(), finding.message
-        if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JITS):
+        if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JIT_OF_PMAP):
             places.append(PlannedPlace(Place(*where, "done", text, reason), fix))
         else:
             by_hand = fix.title if fix is not None else ""
@@ -159,26 +158,23 @@ def places_of_rules(
     return places
 
 
-def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
+def replaced_names(module: Module, function: str, target: Target) -> tuple[str, ...]:
     """Return the dotted names that a target replaces, for "pmap" or a "device_put_..." function.
 
-    They are "jax.pmap" and what other targets write: "jax_dist.pmap", "pkg._mapped.mapped".
+    They are "jax.pmap" and what other targets write: "jax_dist.pmap", and "pkg._mapped.mapped" of
+    a vendored module that the file uses.
     """
-    names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
+    names = [*pmaps.PMAP] if function == "pmap" else [f"jax.{function}"]
     if target != "jax_dist":
         names.append(f"jax_dist.{function}")
     if target != "vendored":
         vendored_function = "mapped" if function == "pmap" else function
         for name in module.used_names():
-            file, _, last = name.rpartition(".")
-            if is_vendored(name) and file != module.name and last == vendored_function:
+            home, _, last = name.rpartition(".")
+            is_defined_here = home == module.name  # the file is the vendored module itself
+            if is_vendored(name) and last == vendored_function and not is_defined_here:
                 names.append(name)
     return tuple(names)
-
-
-def find_sites(module: Module, target: Target) -> list[Site]:
-    """Return every reference to a mapping function that `target` replaces, in order."""
-    return pmaps.sites(module, names_of(module, "pmap", target))
 
 
 def is_vendored(dotted: str) -> bool:

@@ -6,11 +6,14 @@ the line and returns the value. Lines keep their numbers.
 
 import ast
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate.places import FileMigration, Span
+from jax_dist.migrate.places import FileMigration
+
+# By line: the bytes [start, end) of the reads of changed values on it.
+ChangedReads: TypeAlias = Mapping[int, Sequence[tuple[int, int]]]
 
 
 class Unreached(NamedTuple):
@@ -21,42 +24,37 @@ class Unreached(NamedTuple):
     text: str
 
 
-def unreached(file: FileMigration, line: int) -> Unreached:
-    """Return a line of the old text as one to review."""
-    return Unreached(file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip())
-
-
 def is_read(node: ast.AST) -> bool:
     """Return whether a node is an expression that is read, so that `f(node)` can replace it."""
     return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
 
 
-def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Sequence[Span]]:
-    """Return by line the byte spans of the reads among `nodes` that a marker can be put around.
+def changed_reads(module: Module, nodes: Collection[ast.AST]) -> ChangedReads:
+    """Return the spans of the reads among `nodes` that can be put inside of `__ran__(...)`.
 
-    Not of `x` inside `f(x)` if that is one too; not in a notebook, an f-string or a pattern.
+    Of `x` and `x.y`, if both are among the nodes, only the outer one is; and none in a notebook, an
+    f-string or a pattern, where no call can be written or positions are not known.
     """
     source = module.source
-    is_plain = source.written(source.code) == source.code  # offsets are those in the file
-    if not source.path.endswith(".py") or not is_plain:
+    has_offsets_of_file = source.written(source.code) == source.code
+    if not source.path.endswith(".py") or not has_offsets_of_file:
         return {}
-    lines: dict[int, list[Span]] = {}
+    spans_by_line: dict[int, list[tuple[int, int]]] = {}
     for node in nodes:
         if not is_read(node) or not module.holds(node):
             continue
-        if not any(
-            outer in nodes or isinstance(outer, ast.JoinedStr | ast.pattern)
-            for outer in module.ancestors(node)
-        ):
+        around = list(module.ancestors(node))
+        is_in_text = any(isinstance(outer, ast.JoinedStr | ast.pattern) for outer in around)
+        if not is_in_text and not any(outer in nodes for outer in around):
             span = module.span(node)
-            lines.setdefault(source.position(span[0]).line, []).append(span)
-    return {line: sorted(spans) for line, spans in sorted(lines.items())}
+            spans_by_line.setdefault(source.position(span[0]).line, []).append(span)
+    return {line: sorted(spans) for line, spans in sorted(spans_by_line.items())}
 
 
 def mark(file: FileMigration, path: str) -> bytes:
-    """Return the old text with `state` as `__ran__("a.py", 12, state)`, for `file.touched`."""
+    """Return the old text with `state` as `__ran__("a.py", 12, state)`, for `changed_reads`."""
     edits: list[Edit] = []
-    for line, spans in file.touched.items():
+    for line, spans in file.changed_reads.items():
         for start, end in spans:
             edits += [Edit(start, start, f"__ran__({path!r}, {line}, "), Edit(end, end, ")")]
     return apply_edits(file.before, edits)

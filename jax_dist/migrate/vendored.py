@@ -18,19 +18,21 @@ from jax_dist.migrate.verify.recording.calls import VENDORED
 _FILE = f"{VENDORED}.py"
 
 
-def home_of(module: Module) -> tuple[str, str]:
+def locate(module: Module) -> tuple[str, str]:
     """Return the path of the vendored module for a file, and the name to import it by.
 
-    Such as `("/src/pkg/_mapped.py", "pkg._mapped")`; the name may be relative, "..._mapped".
+    Such as `("/src/pkg/_mapped.py", "pkg._mapped")`: it stands at the top of the file's package, or
+    beside a script or notebook. In a package with relative imports the name is "..._mapped".
     """
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
     if path.endswith(".ipynb"):
         return os.path.join(folder, _FILE), VENDORED
     package = _package_by_files(folder)
-    if package and any(node.level for node in module.nodes(ast.ImportFrom)):
+    if package and any(node.level for node in module.nodes(ast.ImportFrom)):  # relative imports
         depth = folder.removeprefix(package).count(os.sep)  # below the package
         return os.path.join(package, _FILE), "." * (depth + 1) + VENDORED
+    # The imports may show an outer folder, where `pkg/tools` has no `__init__.py`.
     package = _package_by_imports(module, folder) or package
     prefix = f"{os.path.basename(package)}." if package else ""
     return os.path.join(package or folder, _FILE), prefix + VENDORED

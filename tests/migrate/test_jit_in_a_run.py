@@ -160,9 +160,9 @@ def test_each_trap_takes_the_form_of_shard_map_with_its_reason(
     (tmp_path / "a.py").write_text(_program())
     options = MigrationOptions(to="jit")
 
-    def again(back):
-        lines = {line: form for (_, line), form in back.items()}
-        return migration.migrate(["a.py"], MigrationOptions(to="jit", back={"a.py": lines}))
+    def again(fallbacks):
+        lines = {line: fallback for (_, line), fallback in fallbacks.items()}
+        return migration.migrate(["a.py"], MigrationOptions(to="jit", fallbacks={"a.py": lines}))
 
     files = migration.migrate(["a.py"], options)
     (file,), verification = trial.verify([sys.executable, "a.py"], files, again)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_dist.migrate import migration, programs, report
+from jax_dist.migrate import migration, report
 from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
-from jax_dist.migrate.verify import comparison, trial
+from jax_dist.migrate.verify import comparison, runs, trial
 from jax_dist.migrate.verify.comparison import Verdict
 from jax_dist.migrate.verify.recording.records import RecordedCall, RecordedLeaf
 from jax_dist.migrate.verify.runs import Run
@@ -29,8 +29,8 @@ def _run(
 ) -> Run:
     calls = []
     for result in results:
-        returned = () if raised else (_leaf(result, **more),)
-        calls.append(RecordedCall("a.py", 3, "step", (), returned, raised))
+        leaves = () if raised else (_leaf(result, **more),)
+        calls.append(RecordedCall("a.py", 3, "step", (), leaves, raised))
     return Run(exit_code, output, "Traceback: oh", 1.0, [calls])
 
 
@@ -127,7 +127,7 @@ def test_rounded_arguments_make_more_rounded_results():
 
     def chained(run: Run) -> Run:
         first, second = run.calls[0]
-        return dataclasses.replace(run, calls=[[first, second._replace(given=first.returned)]])
+        return dataclasses.replace(run, calls=[[first, second._replace(arguments=first.results)]])
 
     before = chained(_run([1.0, 2.0], [1.0, 2.0]))
     after = chained(_replayed(_run([1.00001, 2.0], [1.0005, 2.0]), 1e-5))
@@ -316,9 +316,9 @@ def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
 
 @pytest.mark.thorough
 def test_an_unedited_program_runs_and_is_explained(program: pathlib.Path, capfd: Any):
-    assert programs.run([sys.executable, "a.py"]) == 0
+    assert runs.run_with_library([sys.executable, "a.py"]) == 0
     assert capfd.readouterr().out.endswith("] Mesh cpu\n")
-    code, reports = programs.explain([sys.executable, "a.py"])
+    code, reports = runs.explain([sys.executable, "a.py"])
 
     assert code == 0
     assert [report.split()[0] for report in reports] == ["a.py:6"]

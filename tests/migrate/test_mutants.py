@@ -118,8 +118,8 @@ def test_all_mutants_that_compute_something_else_are_different(
         tmp_path / "tree",
         [mutant for _, _, mutant in drawn],
         work=tmp_path / "after",
-        written=written,
-        replayed=str(tmp_path / "replayed"),
+        written_lines=written,
+        old_folder=str(tmp_path / "replayed"),
     )
 
     missed, different = [], 0

@@ -183,8 +183,8 @@ def test_what_a_jitted_step_reads_of_its_arguments_is_to_be_reviewed_if_it_does_
     text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
     line = (_HEAD + text).splitlines().index('    return w - jax.lax.pmean(x.mean(0), "i")') + 1
 
-    assert line in golden.migrate(_HEAD + text, "jit").touched
-    assert line not in golden.migrate(_HEAD + text, "shard_map").touched
+    assert line in golden.migrate(_HEAD + text, "jit").changed_reads
+    assert line not in golden.migrate(_HEAD + text, "shard_map").changed_reads
 
 
 def test_a_jit_takes_arguments_by_position():
@@ -224,9 +224,11 @@ def test_a_reduction_stays_where_a_step_of_shard_map_needs_it():
     text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
     second = '    g = jax.pmap(step, axis_name="i")\n    w = g(w, batch)\n'
     text = (_HEAD + text).replace("    return jax_utils", f"{second}    return jax_utils")
-    back: Any = {"a.py": {16: ("shard_map", "it differs")}}
+    fallbacks: Any = {"a.py": {16: ("shard_map", "it differs")}}
     both = migration.migrate_text("a.py", text.encode(), MigrationOptions("jit"))
-    one = migration.migrate_text("a.py", text.encode(), MigrationOptions("jit", back=back))
+    one = migration.migrate_text(
+        "a.py", text.encode(), MigrationOptions("jit", fallbacks=fallbacks)
+    )
 
     assert both is not None
     assert one is not None
@@ -272,8 +274,10 @@ def test_the_same_text_runs_in_two_processes():
 def test_a_file_goes_back_to_the_vendored_module_as_a_whole():
     text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
     text = (_HEAD + text).encode()
-    back: Any = {"a.py": {12: ("vendored", "it computes something else")}}
-    result = migration.migrate_text("a.py", text, MigrationOptions("shard_map", back=back))
+    fallbacks: Any = {"a.py": {12: ("vendored", "it computes something else")}}
+    result = migration.migrate_text(
+        "a.py", text, MigrationOptions("shard_map", fallbacks=fallbacks)
+    )
     vendored = migration.migrate_text("a.py", text, MigrationOptions("vendored"))
 
     assert result is not None

@@ -119,7 +119,6 @@ def compare(
     is noted, as later ones may follow from it.
 
     Args:
-      command: what was run, before and after.
       places: where functions are mapped, by path and line of the old text.
       may_round: allow rounding errors, as of sums over a whole batch instead of its parts.
     """
@@ -157,124 +156,130 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
 
 
 class _ProcessComparison:
-    """The comparison of the calls of one process, with the rounding that replays have shown."""
+    """The comparison of the calls of one process, in the order they were made.
+
+    A "deviation" is the largest difference of two arrays, relative to the old one's largest
+    element. Replays show what of it is rounding: runs of a step alone, on perturbed arguments.
+    """
 
     def __init__(self, verdicts: Sequence[Verdict], *, may_round: bool):
         self._verdicts, self._may_round = verdicts, may_round
-        self._epsilon = 1e-7  # by which the arguments of the last replayed call were perturbed
-        # By place: how much of its largest element each result then changes at most.
+        self._perturbation = 1e-7  # of the arguments of the last replay, relative to themselves
+        # By place: the deviation of each result in its replay; infinite for NaNs and bools.
         self._tolerances: dict[Key, Sequence[float]] = {}
-        self._drift = 0.0  # the most that a result was rounded so far
+        self._largest_deviation = 0.0  # of all results so far
 
     def judge(self, number: int, old: RecordedCall, new: RecordedCall | None) -> None:
-        """Count the `number`-th call in the verdict on its place; `new` is None if it was not made.
-
-        The line of a call is where `@partial(` stands, that of a place where `jax.pmap` does, which
-        may be below it: the nearest is meant.
-        """
+        """Count a call in the verdict on its place; `new` is None if it was not made again."""
         of_file = [verdict for verdict in self._verdicts if verdict.path == old.path]
         if not of_file:
             return
+        # A call has the line of `@partial(`, a place that of `jax.pmap`, which may be below it.
         verdict = min(of_file, key=lambda verdict: abs(verdict.line - old.line))
-        place = verdict.path, verdict.line
         verdict.name = verdict.name or old.name
         verdict.calls += 1
-        replay = None if new is None else new.replay
-        if replay and replay["text"] and not verdict.difference:
+        place, replay = (verdict.path, verdict.line), None if new is None else new.replay
+        if replay and not replay["text"]:  # it gave the same
+            verdict.replays += 1
+            self._perturbation, self._tolerances[place] = replay["epsilon"], replay["tolerances"]
+        elif replay and not verdict.difference:
             # A replay starts from the arguments of the old run: no earlier call is the cause.
             verdict.difference = f"call {number + 1}, {replay['text']}"
             verdict.reason = replay["reason"]
-        elif replay and not replay["text"]:
-            verdict.replays += 1
-            self._epsilon, self._tolerances[place] = replay["epsilon"], replay["tolerances"]
-        text = self._difference(place, old, new)
+        text = self._describe_difference(place, old, new)
         if not text:
             verdict.same += 1
             verdict.raised += bool(old.raised)
-        elif not any(verdict.difference for verdict in self._verdicts):
+        elif not any(verdict.difference for verdict in self._verdicts):  # later ones may follow
             verdict.difference = f"call {number + 1}, {text}"
 
-    def _difference(self, place: Key, old: RecordedCall, new: RecordedCall | None) -> str:
+    def _describe_difference(self, place: Key, old: RecordedCall, new: RecordedCall | None) -> str:
         """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
         if new is None:
             return "it was not called after"
-        if old.raised.partition(":")[0] != new.raised.partition(":")[0]:  # the types of the errors
+        old_error_type, new_error_type = (call.raised.partition(":")[0] for call in (old, new))
+        if old_error_type != new_error_type:
             return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
         if old.raised:
             return ""
-        if len(old.returned) != len(new.returned):
-            return f"{len(old.returned)} results before, {len(new.returned)} after"
-        of_arguments = 0.0  # the largest deviation of an argument
-        if len(old.given) == len(new.given):  # a migration may drop or add arguments
-            for _, text, deviation in self._leaf_differences(old.given, new.given):
-                if deviation is None or deviation > _FACTOR * self._drift:
+        if len(old.results) != len(new.results):
+            return f"{len(old.results)} results before, {len(new.results)} after"
+        argument_deviation = 0.0  # the largest one
+        if len(old.arguments) == len(new.arguments):  # a migration may drop or add arguments
+            for _, text, deviation in self._compare_leaves(old.arguments, new.arguments):
+                # Arguments are made of earlier results, which may have been rounded.
+                if deviation is None or deviation > _FACTOR * self._largest_deviation:
                     return f"argument{text}"
-                of_arguments = max(of_arguments, deviation)
-        for index, text, deviation in self._leaf_differences(old.returned, new.returned):
-            if deviation is None or deviation > self._tolerance(place, index, of_arguments):
+                argument_deviation = max(argument_deviation, deviation)
+        for index, text, deviation in self._compare_leaves(old.results, new.results):
+            if deviation is None or deviation > self._tolerance(place, index, argument_deviation):
                 return f"result{text}"
-            if deviation < math.inf:  # not of a class, which may be another
-                self._drift = max(self._drift, deviation)
+            if deviation < math.inf:
+                self._largest_deviation = max(self._largest_deviation, deviation)
         return ""
 
-    def _leaf_differences(
+    def _compare_leaves(
         self, old: Sequence[RecordedLeaf], new: Sequence[RecordedLeaf]
     ) -> Iterator[tuple[int, str, float | None]]:
-        """Yield the index of each leaf that differs, how, and its deviation; None: not by rounding.
+        """Yield `(0, "[0]: values differ by up to 1e-05", 2e-07)` for each leaf that differs.
 
-        Such as `(0, "[0]: values differ by up to 1e-05", 2e-07)`.
+        The last is the deviation; None where it cannot be rounding, as if the shapes differ.
         """
         for index, (old_leaf, new_leaf) in enumerate(zip(old, new, strict=True)):
-            if text := _leaf_difference(old_leaf, new_leaf):
-                amount, deviation = _amount(old_leaf, new_leaf)
-                is_rounded = self._may_round and text == "values differ"
-                yield index, f"{old_leaf.path}: {text}{amount}", deviation if is_rounded else None
+            if text := _compare_leaf(old_leaf, new_leaf):
+                amount, deviation = _measure_difference(old_leaf, new_leaf)
+                may_be_rounding = self._may_round and text == "values differ"
+                line = f"{old_leaf.path}: {text}{amount}"
+                yield index, line, deviation if may_be_rounding else None
 
-    def _tolerance(self, place: Key, index: int, of_arguments: float) -> float:
-        """Return by how much of its largest element a result may differ in a call.
+    def _tolerance(self, place: Key, index: int, argument_deviation: float) -> float:
+        """Return the largest deviation of a call's result number `index` that may be rounding.
 
-        `place` is that of the call, and `of_arguments` the largest deviation of its arguments.
+        It is what the replay of the step at `place` showed, and more if the call's arguments
+        deviate by more than those of the replay were perturbed.
         """
-        known = self._tolerances.get(place)
-        largest = max(itertools.chain(*self._tolerances.values()), default=0.0)
-        tolerance = known[index] if known else largest  # a step of shard_map is not replayed
-        if of_arguments > 0 and tolerance < math.inf:  # infinite: another class, once perturbed
-            # Later steps may amplify rounding more than those that were replayed, in a warm-up.
-            grown = max(tolerance * of_arguments / self._epsilon, _FACTOR * self._drift)
-            tolerance = max(tolerance, min(grown, _MOST_ROUNDING))
-        return tolerance
+        if self._tolerances.get(place):
+            tolerance = self._tolerances[place][index]
+        else:  # a step of shard_map is not replayed: the most that any replay showed
+            tolerance = max(itertools.chain(*self._tolerances.values()), default=0.0)
+        if argument_deviation == 0:
+            return tolerance
+        scaled = tolerance * argument_deviation / self._perturbation
+        # Later steps may amplify rounding more than those that were replayed, in a warm-up.
+        amplified = max(scaled, _FACTOR * self._largest_deviation)
+        return max(tolerance, min(amplified, _MOST_ROUNDING))
 
 
-def _leaf_difference(old: RecordedLeaf, new: RecordedLeaf) -> str:
-    """Return how an argument or result differs in the new run; "" if it does not.
+def _compare_leaf(old: RecordedLeaf, new: RecordedLeaf) -> str:
+    """Return how an argument or result differs in the new run: "values differ"; "" if it does not.
 
-    The new program may hold it without the device axis of pmap: state that was stacked as
-    `[devices, ...]` as one replicated array `[...]`, and a batch `[devices, rows, ...]` as an array
-    `[devices * rows, ...]`.
+    Without the device axis of pmap, state that was stacked as `[devices, ...]` is one replicated
+    array `[...]`, and a batch `[devices, rows, ...]` is an array `[devices * rows, ...]`.
     """
     if old.text is not None or new.text is not None:
         return "" if old.text == new.text else "another value"
     if old.dtype != new.dtype:
         return f"{old.dtype} before, {new.dtype} after"
     is_merged = new.shape == [math.prod(old.shape[:2]), *old.shape[2:]]
-    if old.shape[1:] == new.shape != old.shape:  # replicated instead of stacked
-        copies = new.copies or [new.digest]
-        # A program that reads the first row of a state may have put that on all devices. Instead
-        # of keys for all devices a jit takes one: its results show whether it may.
-        if copies == old.rows or {*copies} == {*old.rows[:1]} or old.is_keys:
+    if old.shape[1:] == new.shape != old.shape:  # state that is no longer stacked
+        old_digests, new_digests = old.rows, new.copies or [new.digest]  # of each device's copy
+        # A program that reads the first row of a state may have put that on all devices.
+        is_first_row = set(new_digests) == set(old_digests[:1])
+        # Instead of keys for all devices a jit takes one: its results show whether it may.
+        if new_digests == old_digests or is_first_row or old.is_keys:
             return ""
-        return "values differ" if len({*copies}) <= len({*old.rows}) else "the copies differ"
+        has_more_values = len(set(new_digests)) > len(set(old_digests))
+        return "the copies differ" if has_more_values else "values differ"
     if old.shape == new.shape or is_merged:
         return "" if old.digest == new.digest else "values differ"
     return f"{old.shape} before, {new.shape} after"
 
 
-def _amount(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, float]:
-    """Return by how much two arrays differ: `(" by up to 14, 8 times what it was", 0.7)`.
+def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, float]:
+    """Return the difference as text and as deviation: `(" by up to 14, 8 times what it was", 0.7)`.
 
-    The factor is the median ratio of elements. The number is relative to the largest element of the
-    first; infinite for other types than floats. It is `("", inf)` if an array was not kept, is not
-    of numbers, or has another size.
+    The factor, 8, is the median ratio of elements. The deviation is relative to the largest element
+    of the old array; infinite if that has no floats, was not kept, or has another size.
     """
     x, y = old.load(), new.load()
     if x is not None and y is not None and x.shape[1:] == y.shape:  # stacked copies before
@@ -282,18 +287,15 @@ def _amount(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, float]:
     if x is None or y is None or x.dtype.kind not in "fiu" or x.size != y.size:
         return "", math.inf
     x = x.reshape(y.shape)
-    largest, ratio = replays.largest_difference(x, y), next(replays.median_ratios(x, y), 1.0)
-    text = f" by up to {largest:.3g}" if (x != y).any() else ""
+    difference, ratio = replays.largest_difference(x, y), next(replays.median_ratios(x, y), 1.0)
+    text = f" by up to {difference:.3g}" if (x != y).any() else ""
     text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
     is_float = "float" in old.dtype
-    return text, largest / (replays.largest_element(x) or 1.0) if is_float else math.inf
+    return text, difference / (replays.largest_element(x) or 1.0) if is_float else math.inf
 
 
 def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
-    """Yield "the output differs in line 3: ..." for the first line that is not the same.
-
-    With `may_round`, numbers may differ by about a hundredth.
-    """
+    """Yield "the output differs in line 3: ..." for the first line that is not the same."""
     is_same = _is_about if may_round else str.__eq__
     lines = itertools.zip_longest(before.splitlines(), after.splitlines())
     for number, (old, new) in enumerate(lines, 1):
@@ -304,12 +306,10 @@ def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[st
 
 
 def _mask(line: str) -> str:
-    """Return a line of output with "*" for all that changes from run to run.
-
-    These are times, addresses and the like; and all numbers, if the line speaks of times.
-    """
+    """Return a line of output with "*" for what changes from run to run, as times and addresses."""
     line = _CHANGING.sub("*", line)
-    return _NUMBER.sub("*", line) if _TIMED.search(line) else line
+    is_about_time = _TIMED.search(line)
+    return _NUMBER.sub("*", line) if is_about_time else line
 
 
 def _is_about(old: str, new: str) -> bool:

@@ -7,25 +7,24 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax_dist.lint.model.project import Project
 from jax_dist.migrate import renames, review
-from jax_dist.migrate.places import Back, FileMigration, Target
+from jax_dist.migrate.places import Fallback, FileMigration, Target
+from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
 
 # By the form of a place that differed: the one to migrate it to instead. Others are left.
 _FALLBACKS: dict[str, Target] = {"jit": "shard_map", "shard_map": "vendored"}
-# Migrates again, with the given targets for the places at the given paths and lines.
-Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 
 
 def verify(
     command: Sequence[str],
     files: Sequence[FileMigration],
-    again: Again | None = None,
+    again: Callable[[Mapping[Key, Fallback]], Sequence[FileMigration]] | None = None,
     *,
     devices: int = 8,
     timeout: float | None = None,
@@ -37,7 +36,7 @@ def verify(
 
     Args:
       command: the program, as it is run in the current folder.
-      again: migrates the files again, with other forms of places; None: nothing goes back.
+      again: migrates the files again, with other targets for some places; None: never.
       progress: is called with what runs, and since when.
 
     Returns:
@@ -55,7 +54,9 @@ def verify(
             limits = {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
             return runs.run_recorded(command, root, texts, work=work, **limits, **recording)
 
-        texts = {path: review.mark(file, path) for path, file in by_path.items() if file.touched}
+        texts = {
+            path: review.mark(file, path) for path, file in by_path.items() if file.changed_reads
+        }
         before = run(texts, "running the old program")
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
@@ -65,24 +66,23 @@ def verify(
             after = run(
                 {path: file.after for path, file in changed.items()},
                 title,
-                written={path: written_lines(file) for path, file in changed.items()},
-                replayed=os.path.join(folder, "0", "records") if has_jits else "",
+                written_lines={path: written_lines(file) for path, file in changed.items()},
+                old_folder=os.path.join(folder, "0", "records") if has_jits else "",
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            lines = [
-                review.unreached(file, line)
-                for path, file in changed.items()
-                for line in sorted(file.touched)
-                if (path, line) not in before.ran
-            ]
+            to_review: list[Unreached] = []
+            for path, file in changed.items():
+                texts = file.before.decode("utf-8").splitlines()
+                unreached = [n for n in sorted(file.changed_reads) if (path, n) not in before.ran]
+                to_review += [Unreached(file.path, n, texts[n - 1].strip()) for n in unreached]
             removed = _find_removed_names(root, before.imported - {*changed})
-            return dataclasses.replace(result, review=lines, removed=removed)
+            return dataclasses.replace(result, review=to_review, removed=removed)
 
         first = compare_with(files, "running the new program")
-        if again is None or not (back := _places_to_go_back(first, forms)):
+        if again is None or not (fallbacks := _find_fallbacks(first, forms)):
             return files, first
-        files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
+        files = again({(by_path[path].path, line): x for (path, line), x in fallbacks.items()})
         second = compare_with(files, "running it again, without what differs")
     for old, new in zip(first.verdicts, second.verdicts, strict=True):
         if old.difference:
@@ -114,13 +114,13 @@ def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
     }
 
 
-def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
-    """Return the places that need another form after a run, with that form and the reason.
+def _find_fallbacks(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Fallback]:
+    """Return the places to migrate to another target than their form, with that and the reason.
 
-    A place of jit goes back alone, and even if it only was not confirmed by a replay. Else all
-    places of the file go back, as its mapped functions share values.
+    Such as `{("a.py", 3): ("shard_map", "the command never calls it")}`. Of a file all other forms
+    than jit are replaced together, as its mapped functions share values.
     """
-    back: dict[Key, Back] = {}
+    fallbacks: dict[Key, Fallback] = {}
     wrong_files: set[str] = set()
     for verdict in verification.verdicts:
         place = verdict.path, verdict.line
@@ -128,17 +128,19 @@ def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> 
             if verdict.difference:
                 wrong_files.add(verdict.path)
         elif not verdict.calls:
-            back[place] = "shard_map", "the command never calls it"
-        elif verdict.difference or not verdict.replays:
-            reason = verdict.reason if verdict.difference else "no call of it was compared"
-            back[place] = "shard_map", reason
-    if not back and not wrong_files and verification.has_differences:
+            fallbacks[place] = "shard_map", "the command never calls it"
+        elif verdict.difference:
+            fallbacks[place] = "shard_map", verdict.reason
+        elif not verdict.replays:
+            fallbacks[place] = "shard_map", "no call of it was compared"
+    if not fallbacks and not wrong_files and verification.has_differences:
         # The output or the exit code differs, and no place tells why.
         wrong_files = {path for path, _ in forms}
-    for place, form in forms.items():
-        if place[0] in wrong_files:
-            back[place] = _FALLBACKS.get(form), "it computes something else in the other form"
-    return back
+    for (path, line), form in forms.items():
+        if path in wrong_files:
+            reason = "it computes something else in the other form"
+            fallbacks[path, line] = _FALLBACKS.get(form), reason
+    return fallbacks
 
 
 def written_lines(file: FileMigration) -> list[int]:

@@ -22,30 +22,31 @@ class Recorder:
     Args:
       folder: gets a folder for each process.
       tree: the program's folder; calls are named by the files in it.
-      written: by path in the tree, the lines that a migration wrote.
-      replayed: the `folder` of the old program, for replays of written steps; "": there are none.
+      written_lines: the lines that a migration wrote, by path in the tree: `{"a.py": [12, 13]}`.
+      old_folder: the `folder` of the old program's run, to replay jitted steps: they run on the
+        arguments that pmap had there. "": nothing is replayed.
     """
 
     def __init__(
         self,
         folder: str,
         tree: str,
-        written: Mapping[str, Sequence[int]] = types.MappingProxyType({}),
-        replayed: str = "",
+        written_lines: Mapping[str, Sequence[int]] = types.MappingProxyType({}),
+        old_folder: str = "",
     ):
-        self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
-        self._replayed = replayed
-        self._old: Sequence[RecordedCall] = []  # the calls of the old program's process like this
-        self._calls_at: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._folder, self._tree = folder, os.path.realpath(tree)
+        self._written_lines, self._old_folder = written_lines, old_folder
+        self._old_calls: Sequence[RecordedCall] = []  # of the old program's process like this one
+        self._call_counts: collections.Counter[tuple[str, int]] = collections.Counter()  # by place
         self._writer: RecordWriter | None = None
         self._process = 0  # the process that made the writer: a forked one makes its own
-        self._is_inside = False  # a recorded call is active: calls within it are not recorded
+        self._is_in_call = False  # a recorded call is active: calls within it are not recorded
 
     def install(self, at_import: Callable[[str, Callable[[types.ModuleType], None]], None]) -> None:
         """Replace jax.pmap, jax_dist.pmap, `mapped` and jax.jit when their modules are imported."""
         for name, function in (("jax", "pmap"), ("jax_dist", "pmap"), (VENDORED, "mapped")):
             at_import(name, functools.partial(self.replace, name=function))
-        if self._written:
+        if self._written_lines:
             at_import("jax", functools.partial(self.replace, name="jit", only_written=True))
 
     def replace(self, module: Any, name: str, *, only_written: bool = False) -> None:
@@ -58,20 +59,17 @@ class Recorder:
             return
 
         @functools.wraps(make)
-        def mapping(*args: Any, **kwargs: Any) -> Any:
+        def make_recorded(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
-            place = self._place() if args and not self._is_inside else None
-            if place is None or (only_written and place[1] not in self._written.get(place[0], ())):
-                return result
-            recorded = _Recorded(self, result, args[0], *place)
-            if "in_shardings" in kwargs:
-                recorded.__dict__["step"] = args[0], kwargs  # for `replays.replay`
-            return recorded
+            path, line = self._find_place() if args and not self._is_in_call else ("", 0)
+            is_written = line in self._written_lines.get(path, ())
+            is_recorded = is_written if only_written else path != ""
+            return _Recorded(self, result, args[0], path, line, kwargs) if is_recorded else result
 
-        setattr(module, name, mapping)
+        setattr(module, name, make_recorded)
 
-    def _place(self) -> tuple[str, int] | None:
-        """Return the path and line of the program that now map a function; None if none does.
+    def _find_place(self) -> tuple[str, int]:
+        """Return the path and line of the program that now map a function; "" and 0 if none does.
 
         It is the innermost caller in the program's tree that is not the vendored module.
         """
@@ -82,7 +80,7 @@ class Recorder:
             if path.startswith(self._tree + os.sep) and not is_vendored:
                 return os.path.relpath(path, self._tree), frame.f_lineno
             frame = frame.f_back
-        return None
+        return "", 0
 
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:
         """Call a recorded function, and write its arguments and results as one event.
@@ -93,32 +91,32 @@ class Recorder:
         import jax.core
 
         leaves = jax.tree.leaves((args, kwargs))
-        if self._is_inside or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if self._is_in_call or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return recorded.fun(*args, **kwargs)
-        writer = self._open()
-        number, place = self._calls_at.total(), (recorded.path, recorded.line)
-        self._calls_at[place] += 1
-        keep_all = self._calls_at[place] <= replays.CALLS
+        writer = self._open_writer()
+        number, place = self._call_counts.total(), (recorded.path, recorded.line)
+        self._call_counts[place] += 1
+        is_early = self._call_counts[place] <= replays.CALLS
         event: dict[str, Any] = {"path": place[0], "line": place[1], "name": recorded.name}
-        event["given"] = writer.describe((args, kwargs), is_argument=True, keep_all=keep_all)
-        self._is_inside = True
+        event["arguments"] = writer.describe((args, kwargs), is_argument=True, keep_all=is_early)
+        self._is_in_call = True
         try:
-            if keep_all and self._replayed and "step" in recorded.__dict__:
+            if is_early and self._old_folder and recorded.jit_options:
                 event["replay"] = self._replay(number, recorded, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
-            event["returned"] = writer.describe(result, keep_all=keep_all)
+            event["results"] = writer.describe(result, keep_all=is_early)
         except BaseException as error:
             event["raised"] = f"{type(error).__name__}: {error}"[:500]
             raise
         finally:
-            self._is_inside = False
+            self._is_in_call = False
             writer.write(event)
         return result
 
     def _replay(self, number: int, recorded: "_Recorded", arguments: Any) -> dict[str, Any]:
-        """Replay a step on the old program's call of this number; see `RecordedCall.replay`."""
-        old = self._old[number] if number < len(self._old) else None
-        step, options = recorded.__dict__["step"]
+        """Run a jitted step on the arguments of the old call; return the `RecordedCall.replay`."""
+        old = self._old_calls[number] if number < len(self._old_calls) else None
+        step, options = recorded.inner, recorded.jit_options
         try:
             epsilon, tolerances = replays.replay(recorded.fun, step, options, arguments, old)
         except replays.Difference as difference:
@@ -127,29 +125,32 @@ class Recorder:
             text, reason = f"it fails on its own: {type(error).__name__}: {error}"[:300], ""
         else:
             return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
-        del recorded.__dict__["step"]  # it takes another form: its next calls need no replay
+        recorded.__dict__["jit_options"] = None  # it will not stay a jit: replay no more
         return {"text": text, "reason": reason}
 
-    def _open(self) -> RecordWriter:
-        """Return the writer of this process; open it, and the records of the old program's."""
+    def _open_writer(self) -> RecordWriter:
+        """Return the writer of this process; the first time, read the old program's calls too."""
         import jax
 
         if self._writer is None or self._process != os.getpid():
             self._process, index = os.getpid(), jax.process_index()
-            find = lambda folder: sorted(Path(folder).glob(f"{index:05}-*"))
-            earlier, olds = find(self._folder), find(self._replayed) if self._replayed else []
-            self._old = read_calls(olds[len(earlier)]) if len(earlier) < len(olds) else []
-            name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
+            find_folders = lambda parent: sorted(Path(parent).glob(f"{index:05}-*"))
+            # After a restart, the second process with an index belongs to the second old one.
+            count = len(find_folders(self._folder))
+            old_folders = find_folders(self._old_folder) if self._old_folder else []
+            self._old_calls = read_calls(old_folders[count]) if count < len(old_folders) else []
+            name = f"{index:05}-{time.time_ns()}-{self._process}"
             self._writer = RecordWriter(Path(self._folder, name))
         return self._writer
 
 
 class _Recorded:
-    """A mapped function whose calls are recorded; it has the attributes of that function."""
+    """`fun`, which maps the function `inner`, with its calls recorded; it has its attributes."""
 
-    def __init__(self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int):
-        self.__dict__.update(recorder=recorder, fun=fun, path=path, line=line)
+    def __init__(self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int, kwargs: Any):
+        self.__dict__.update(recorder=recorder, fun=fun, inner=inner, path=path, line=line)
         self.__dict__["name"] = getattr(inner, "__name__", type(inner).__name__)
+        self.__dict__["jit_options"] = kwargs if "in_shardings" in kwargs else None  # for replays
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -19,45 +19,51 @@ def install(
     names: Mapping[str, str],
     mapped: str,
 ) -> None:
-    """Put back each name when the module that had it is imported.
+    """Put back names that jax removed, each when the module that had it is imported.
 
     Args:
-      at_import: calls a function when a module has been executed.
+      at_import: calls a function with a module when that has been executed.
+      names: removed names, with those that take their place: `{"jax.tree_map": "jax.tree.map"}`.
       mapped: the path of the vendored module, which has `device_put_sharded` and its like.
     """
-    by_module: dict[str, dict[str, str]] = {}
+    run_once = functools.cache(runpy.run_path)
+    by_module: dict[str, dict[str, str]] = {}  # {"jax": {"tree_map": "jax.tree.map"}}
     for old, new in names.items():
         module, _, name = old.rpartition(".")
         by_module.setdefault(module, {})[name] = new
-    for module, entries in by_module.items():
+    for module, new_names in by_module.items():
         if module != "jax":
-            at_import(module, functools.partial(_put_back, entries=entries))
+            at_import(module, functools.partial(_put_back, new_names=new_names))
 
     def restore_in_jax(jax: ModuleType) -> None:
         _put_back(jax, by_module.get("jax", {}))
         for name in ("device_put_replicated", "device_put_sharded"):
             if _get(jax, name) is _MISSING:
-                call = lambda *args, name=name: _run_once(mapped)[name](*args)
+                call = lambda *args, name=name: run_once(mapped)[name](*args)
                 setattr(jax, name, call)
-        for name, entries in by_module.items():
-            loaded = sys.modules.get(name)
-            if loaded is not None and loaded is not jax:  # imported by jax itself: try again
-                _put_back(loaded, entries)
-            elif loaded is None and not _exists(name):
-                sys.modules[name] = gone = ModuleType(name)
-                gone.__path__ = []  # it may have had modules in it
-                _put_back(gone, entries)
-                above, _, last = name.rpartition(".")  # as an import would bind it
-                if above in sys.modules and _get(sys.modules[above], last) is _MISSING:
-                    setattr(sys.modules[above], last, gone)
+        for name, new_names in by_module.items():
+            if name in sys.modules:  # imported by jax itself, perhaps before the new names
+                _put_back(sys.modules[name], new_names)
+            elif not _exists(name):
+                _add_module(name, new_names)
 
     at_import("jax", restore_in_jax)
 
 
-def _put_back(module: ModuleType, entries: Mapping[str, str]) -> None:
-    for name, new in entries.items():
+def _put_back(module: ModuleType, new_names: Mapping[str, str]) -> None:
+    for name, new in new_names.items():
         if _get(module, name) is _MISSING and (value := _resolve(new)) is not _MISSING:
             setattr(module, name, value)
+
+
+def _add_module(name: str, new_names: Mapping[str, str]) -> None:
+    """Add a module that jax removed, with its names, and bind it in its package as imports do."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__path__ = []  # it may have had modules in it
+    _put_back(module, new_names)
+    package, _, last = name.rpartition(".")
+    if package in sys.modules and _get(sys.modules[package], last) is _MISSING:
+        setattr(sys.modules[package], last, module)
 
 
 def _get(module: ModuleType, name: str) -> Any:
@@ -82,6 +88,3 @@ def _exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
         return False
-
-
-_run_once = functools.cache(runpy.run_path)

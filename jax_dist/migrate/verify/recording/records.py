@@ -43,8 +43,8 @@ class RecordedCall(NamedTuple):
     path: str  # within the tree
     line: int  # where the function was mapped
     name: str  # of the function
-    given: Sequence[RecordedLeaf]  # the arguments
-    returned: Sequence[RecordedLeaf]
+    arguments: Sequence[RecordedLeaf]
+    results: Sequence[RecordedLeaf]
     raised: str  # "ValueError: ..."; "" if it returned
     # {"text": how a replay differs, "reason": why}; or {"text": "", "epsilon": ..., "tolerances":
     # ...} with what `replays.replay` returns.
@@ -59,8 +59,7 @@ class RecordWriter:
         # Both stay open until the process ends, however it does.
         self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115
         self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
-        # By id: an array that was described already, its description without a path, and whether
-        # all of it was to be written.
+        # By id of an array: a weak reference to it, its fields, and whether all of it was written.
         self._known: dict[int, tuple[Any, dict[str, Any], bool]] = {}
 
     def write(self, event: Mapping[str, Any]) -> None:
@@ -71,49 +70,64 @@ class RecordWriter:
     def describe(
         self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the fields of each `RecordedLeaf` of a tree; write its array (all: `keep_all`)."""
+        """Write a tree's arrays, with `keep_all` large ones whole; return each leaf's fields."""
         import jax
         import numpy as np
 
         numbers = jax.Array | np.ndarray | np.generic | int | float | complex | bool
         leaves: list[dict[str, Any]] = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            known, fields, kept_all = self._known.get(id(leaf), (lambda: None, {}, False))
-            if not isinstance(leaf, numbers):
-                dtype, text = type(leaf).__name__, repr(leaf)[:200]
-                fields = {"dtype": dtype, "text": dtype if " at 0x" in text else text}
-            elif known() is not leaf or (keep_all and not kept_all):
-                array, copies = to_numpy(leaf)
-                dtype = getattr(leaf, "dtype", type(leaf).__name__)
-                if is_argument and not array.dtype.hasobject:  # as jit takes it
-                    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-                    array = array.astype(dtype, copy=False)
-                fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
-                fields["copies"] = _digests(copies)
-                if isinstance(leaf, jax.Array):  # its elements never change
-                    self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
+            if isinstance(leaf, numbers):
+                fields = self._describe_array(leaf, is_argument=is_argument, keep_all=keep_all)
+            else:
+                type_name, text = type(leaf).__name__, repr(leaf)[:200]
+                has_address = " at 0x" in text  # which differs from run to run
+                fields = {"dtype": type_name, "text": type_name if has_address else text}
             leaves.append({"path": jax.tree_util.keystr(path), **fields})
         self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
         return leaves
 
+    def _describe_array(self, leaf: Any, *, is_argument: bool, keep_all: bool) -> dict[str, Any]:
+        """Return the fields of the `RecordedLeaf` of an array or number, and write it."""
+        import jax
+
+        reference, fields, is_whole = self._known.get(id(leaf), (lambda: None, {}, False))
+        if reference() is leaf and (is_whole or not keep_all):  # else one that is gone had its id
+            return fields
+        array, copies = to_numpy(leaf)
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        if is_argument and not array.dtype.hasobject:  # jit takes float64 as float32
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+            array = array.astype(dtype, copy=False)
+        fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
+        fields["copies"] = _digests(copies)
+        if isinstance(leaf, jax.Array):  # its elements never change
+            self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
+        return fields
+
     def _write_array(self, array: Any, *, keep_all: bool) -> dict[str, Any]:
-        """Write an array, or a corner of it, and return fields of its `RecordedLeaf`."""
+        """Write an array, or a corner of it, and return fields of its `RecordedLeaf`.
+
+        Its digest is made of those of as many equal parts as there are devices, so that a batch
+        [8, 4, 3] and the merged one [32, 3] have the same.
+        """
         import jax
         import numpy as np
 
-        # The digest is made of those of equal parts, one for each device: these are the rows of a
-        # stacked state, and [8, 4, 3] has the parts of [32, 3].
-        count = jax.local_device_count()
-        is_even = array.size % count == 0
-        parts = _digests(array.reshape(count, array.size // count) if is_even else [array])
-        is_stacked = array.ndim > 0 and len(array) <= count
-        rows = [] if not is_stacked else parts if len(array) == count else _digests(array)
-        value = array[0] if len(rows) > 1 == len({*rows}) else array
+        device_count = jax.local_device_count()
+        is_divisible = array.size % device_count == 0
+        part_digests = _digests(array.reshape(device_count, -1) if is_divisible else [array])
+        row_count = len(array) if array.ndim > 0 else 0
+        rows = part_digests if row_count == device_count else []
+        if 0 < row_count < device_count:
+            rows = _digests(array)
+        are_rows_equal = len(rows) > 1 and len(set(rows)) == 1
+        value = array[0] if are_rows_equal else array  # `_load` repeats the row
         if value.nbytes > _MOST_BYTES and not keep_all:
             value = value[(slice(_CORNER),) * value.ndim]
-        digest = hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
-        offset = self._arrays.tell()
-        np.save(self._arrays, value.astype(np.float32) if value.dtype.kind == "V" else value)
+        offset, is_numpy_type = self._arrays.tell(), value.dtype.kind != "V"  # bfloat16 is none
+        np.save(self._arrays, value if is_numpy_type else value.astype(np.float32))
+        digest = hashlib.sha256("".join(part_digests).encode()).hexdigest()[:16]
         return {"shape": array.shape, "digest": digest, "rows": rows, "offset": offset}
 
 
@@ -128,16 +142,15 @@ def _digests(arrays: Sequence[Any]) -> list[str]:
 
 
 def read_calls(folder: Path) -> list[RecordedCall]:
-    """Return the calls that the process of a folder recorded, in order."""
+    """Return the calls that the process of a folder recorded, in order: one in each line."""
     calls: list[RecordedCall] = []
     load = functools.partial(_load, folder / "arrays")
     make_leaf = lambda fields: RecordedLeaf(**fields, load=functools.partial(load, fields))
     for line in (folder / "calls.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        given, returned = ([*map(make_leaf, event.get(side, ()))] for side in ("given", "returned"))
-        place = event["path"], event["line"], event["name"]
-        outcome = event.get("raised", ""), event.get("replay")
-        calls.append(RecordedCall(*place, given, returned, *outcome))
+        event = json.loads(line)  # {"path": "a.py", "line": 3, "arguments": [{"path": ...}], ...}
+        for side in ("arguments", "results"):
+            event[side] = [make_leaf(fields) for fields in event.get(side, ())]
+        calls.append(RecordedCall(**{"raised": "", **event}))
     return calls
 
 
@@ -155,9 +168,10 @@ def _load(path: Path, leaf: Mapping[str, Any]) -> Any:
 
 
 def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
-    """Return an array or number as a NumPy array, and its copies; none if it is sharded.
+    """Return `(array, copies)` of an array or number, in NumPy.
 
-    Of an array over several processes it is the part of this one; of keys it is their data.
+    The copies are those of all devices, [] if it is sharded. Of an array over several processes it
+    is the part of this one; of random keys it is their data.
     """
     import jax
     import numpy as np
@@ -168,10 +182,12 @@ def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-    parts = [np.asarray(shard.data) for shard in shards]
+    blocks = [np.asarray(shard.data) for shard in shards]
     if leaf.is_fully_replicated:
-        return parts[0], parts
-    is_stacked = leaf.is_fully_addressable and parts[0].shape == (1, *leaf.shape[1:])
-    if is_stacked and all(np.array_equal(part, parts[0]) for part in parts):
-        return np.broadcast_to(parts[0], leaf.shape), []  # without a copy for each device
-    return np.asarray(leaf) if leaf.is_fully_addressable else np.concatenate(parts), []
+        return blocks[0], blocks
+    if not leaf.is_fully_addressable:
+        return np.concatenate(blocks), []
+    is_row_per_device = blocks[0].shape == (1, *leaf.shape[1:])
+    if is_row_per_device and all(np.array_equal(block, blocks[0]) for block in blocks):
+        return np.broadcast_to(blocks[0], leaf.shape), []  # without a copy for each device
+    return np.asarray(leaf), []

@@ -3,7 +3,6 @@
 The bound for what may differ comes from the step itself: it runs on perturbed arguments, too.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -50,9 +49,9 @@ def replay(
     if old is None or old.raised:
         raise Difference("pmap was not called at the same time", "")
     leaves, tree = jax.tree.flatten(arguments)
-    if len(leaves) != len(old.given):
+    if len(leaves) != len(old.arguments):
         raise Difference("it takes other arguments than pmap did", "")
-    pairs = [*zip(old.given, leaves, strict=True)]
+    pairs = [*zip(old.arguments, leaves, strict=True)]
     inputs = [_reshape_recorded(*pair) for pair in pairs]
     devices = jax.tree.leaves(options["in_shardings"])[0].mesh.devices.ravel()
     args, kwargs = jax.tree.unflatten(tree, inputs)
@@ -61,10 +60,10 @@ def replay(
     results = _call(jitted, tree, inputs)
     bounds = _rounding_bounds(jitted, tree, inputs, results, epsilon)
     try:
-        _compare_with_pmap(old.returned, inputs, results, bounds, len(devices))
+        _compare_with_pmap(old.results, inputs, results, bounds, len(devices))
     except Difference as difference:
         text, reason = difference.args
-        if any(leaf.is_keys for leaf in old.given):
+        if any(leaf.is_keys for leaf in old.arguments):
             others = _call(jitted, tree, [_reshape_recorded(*pair, device=-1) for pair in pairs])
             is_drawn = any(map(largest_difference, results, others))
             reason = "keys per device" if is_drawn else reason or _OTHER
@@ -82,10 +81,7 @@ def replay(
 def _rounding_bounds(
     jitted: Any, tree: Any, inputs: Sequence[Any], results: Sequence[Any], epsilon: float
 ) -> list[float]:
-    """Return how much each result of a step may be rounded, as its perturbed inputs show.
-
-    The step runs on inputs that are changed by `epsilon` of themselves, several times.
-    """
+    """Return by how much each result changes if inputs change by `epsilon` of themselves."""
     perturbed = [
         _call(jitted, tree, [_perturb(x, epsilon, seed) for x in inputs])
         for seed in range(1, _PERTURBED + 1)
@@ -100,26 +96,25 @@ def _rounding_bounds(
 
 
 def _reshape_recorded(old: RecordedLeaf, leaf: Any, device: int = 0) -> Any:
-    """Return a recorded [8, 4, 3] in the shape of `leaf`, as [32, 3]. May raise Difference.
+    """Return an argument that pmap had, in the shape of the step's argument `leaf`.
 
-    Of a key for each device it is the one of `device`.
+    Of a batch [8, 4, 3] that is [32, 3]; of state with 8 equal copies, [8, ...], one of them; of
+    random keys, that of one `device`. Raises Difference if it cannot have that shape.
     """
     import jax
 
-    if old.text is not None or not hasattr(leaf, "dtype"):
+    if old.text is not None or not hasattr(leaf, "dtype"):  # no array
         return leaf
     is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     shape = jax.random.key_data(leaf).shape if is_key else leaf.shape
     array = old.load()
-    if array.shape != shape and array.shape[1:] == shape:
-        if len({*old.rows}) > 1 and not old.is_keys:
-            text = f"argument{old.path}: it differs from device to device"
-            raise Difference(text, "the copies of its state differ")
-        array = array[device]
-    elif array.size == math.prod(shape):
-        array = array.reshape(shape)
-    else:
+    is_stacked = array.shape != shape and array.shape[1:] == shape
+    if is_stacked and len(set(old.rows)) > 1 and not old.is_keys:
+        text = f"argument{old.path}: it differs from device to device"
+        raise Difference(text, "the copies of its state differ")
+    if not is_stacked and array.size != math.prod(shape):
         raise Difference(f"argument{old.path}: {array.shape} before, {shape} after", "")
+    array = array[device] if is_stacked else array.reshape(shape)
     if is_key:
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
     array = array.astype(leaf.dtype)
@@ -206,47 +201,54 @@ def _compare_with_pmap(
     inputs: Sequence[Any],
     results: Sequence[Any],
     bounds: Sequence[float],
-    devices: int,
+    device_count: int,
 ) -> None:
     """Raise Difference if a result of the step differs by more than its bound from pmap's."""
     if len(old_results) != len(results):
         raise Difference(f"{len(old_results)} results before, {len(results)} after", "")
     texts: list[str] = []
     reasons: list[str] = []
-    for old, new, bound in zip(old_results, results, bounds, strict=True):
-        before = old.load()
-        if before.shape != new.shape == before.shape[1:]:  # stacked copies
-            if len({*old.rows}) > 1:
+    for old, result, bound in zip(old_results, results, bounds, strict=True):
+        of_pmap = old.load()
+        if of_pmap.shape != result.shape == of_pmap.shape[1:]:  # pmap returned a copy per device
+            if len(set(old.rows)) > 1:
                 texts.append(f"result{old.path}: it differs from device to device")
                 reasons.append("the copies of its results differ")
-            before = before[0]
-        before = before.reshape(new.shape)
-        difference = largest_difference(before, new)
+            of_pmap = of_pmap[0]
+        of_pmap = of_pmap.reshape(result.shape)
+        difference = largest_difference(of_pmap, result)
         if difference > bound:
-            ratios = [*median_ratios(before, new, inputs)]
-            # Off by the number of devices: the step mixed up a local and a global reduction.
-            by_devices = [r for r in ratios if abs(max(r, 1 / r) / devices - 1) < _RATIO]
-            if by_devices:
-                local, across = ("sum", "pmean") if by_devices[0] > 1 else ("mean", "psum")
-                reasons.append(f"a {local} over the local batch under {across}")
-            factor = f", {(by_devices or ratios)[0]:.4g} times what it was" if ratios else ""
-            differs = f"result{old.path}: values differ by up to {difference:.3g}{factor}"
+            text, reason = _explain_factor([*median_ratios(of_pmap, result, inputs)], device_count)
+            reasons += [reason] if reason else []
+            differs = f"result{old.path}: values differ by up to {difference:.3g}{text}"
             texts.append(f"{differs}; {bound:.2g} is rounding")
     if texts:
         raise Difference(texts[0], reasons[0] if reasons else "")
 
 
-def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterator[float]:
-    """Yield the median ratio of two results, and of what they add to each argument of their shape.
+def _explain_factor(ratios: Sequence[float], device_count: int) -> tuple[str, str]:
+    """Return ", 8 times what it was" for the ratios of a result, and the likely reason, or ""."""
+    for ratio in ratios:  # off by the number of devices: local and global reductions are mixed up
+        if abs(max(ratio, 1 / ratio) / device_count - 1) < _RATIO:
+            local, across = ("sum", "pmean") if ratio > 1 else ("mean", "psum")
+            reason = f"a {local} over the local batch under {across}"
+            return f", {ratio:.4g} times what it was", reason
+    return f", {ratios[0]:.4g} times what it was" if ratios else "", ""
 
-    The second shows a wrong factor in an update, as in `w - 0.1 * gradient`.
+
+def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterator[float]:
+    """Yield by what factor the array `after` differs from `before`: the median over its elements.
+
+    Then of what they add to each input of their shape: it shows a wrong factor of the gradient in
+    `w - 0.1 * gradient`. Factors of 0 and below explain nothing, and are left out.
     """
     import numpy as np
 
-    old_states = [x for x in inputs if isinstance(x, np.ndarray) and x.shape == after.shape]
-    for x in itertools.chain([0.0], old_states):
-        old, new = (np.asarray(y, np.float64) - x for y in (before, after))
-        usual = np.isfinite(old) & np.isfinite(new) & (np.abs(old) > np.abs(old).max(initial=0) / 9)
-        ratio = float(np.median(new[usual] / old[usual])) if usual.any() else 0.0
+    states = [x for x in inputs if isinstance(x, np.ndarray) and x.shape == after.shape]
+    for start in (0.0, *states):
+        old, new = (np.asarray(array, np.float64) - start for array in (before, after))
+        is_large = np.abs(old) > np.abs(old).max(initial=0) / 9  # small ones may be rounding
+        is_usable = is_large & np.isfinite(old) & np.isfinite(new)
+        ratio = float(np.median(new[is_usable] / old[is_usable])) if is_usable.any() else 0.0
         if ratio > 0:
             yield ratio

@@ -24,18 +24,19 @@ def start(
     ran: str = "",
     explain: str = "",
 ) -> None:
-    """Install the hooks for one process.
+    """Make this process change modules when they are imported, as the arguments say.
 
     Args:
-      mapped: the path of the vendored module.
-      old: by a name that newer jax removed, the one that takes its place.
-      library: the folder of jax_dist, whose pmap replaces jax.pmap; "": it stays.
+      mapped: the path of the vendored module, `_mapped.py`.
+      old: names that newer jax removed, to put back, and those that take their place:
+        `{"jax.tree_map": "jax.tree.map"}`.
+      library: the folder of jax_dist, whose pmap replaces jax.pmap; "": jax.pmap stays.
       record: the arguments of `calls.Recorder`; None: no call is recorded.
-      ran: the file that gets the lines of markers that the program reaches; "": there are none.
+      ran: the file that gets the lines where `__ran__(path, line, value)` ran; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
     """
     hooks: dict[str, list[Callable[[ModuleType], None]]] = collections.defaultdict(list)
-    at_import = lambda name, hook: hooks[name].append(hook)
+    at_import = lambda module_name, hook: hooks[module_name].append(hook)
     old_names.install(at_import, old, mapped)
     if library:
         at_import("jax", lambda jax: _use_library(jax, library, explain))
@@ -49,38 +50,32 @@ def start(
     sys.meta_path.insert(0, _Finder(hooks))
 
 
-def _use_library(jax: Any, folder: str, reports: str) -> None:
-    """Replace jax.pmap by jax_dist.pmap, which is loaded when it is first called.
+def _use_library(jax: Any, folder: str, report_path: str) -> None:
+    """Replace jax.pmap by jax_dist.pmap, which is imported from `folder` when it is first called.
 
-    `folder` is the library's, and `reports` the `explain` of `start`.
+    Each function that it maps then appends a report to the file `report_path`, unless that is "".
     """
-    plain = jax.pmap
+    pmap_of_jax = jax.pmap
 
     def pmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
         if folder not in sys.path:
             sys.path.append(folder)
         import jax_dist
 
-        current, jax.pmap = jax.pmap, plain  # jax_dist uses the real one
+        current, jax.pmap = jax.pmap, pmap_of_jax  # which jax_dist itself uses
         try:
             mapped = jax_dist.pmap(fun, *args, **kwargs)
         finally:
             jax.pmap = current
-        return _report_first_call(mapped, fun, reports) if reports else mapped
+        return _report_first_call(mapped, fun, report_path) if report_path else mapped
 
-    pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
+    pmap.__name__, pmap.__doc__ = "pmap", pmap_of_jax.__doc__
     jax.pmap = pmap
 
 
 def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
-    """Return a mapped function that appends a report to a file when it is first called.
-
-    Args:
-      mapped: what `jax_dist.pmap(fun)` returned, in a function that the program calls.
-      fun: the function that it maps.
-      path: of the file; reports end with a zero byte.
-    """
-    frame = sys._getframe(2)
+    """Return `mapped`, a pmap of `fun`, so that its first call appends a report to a file."""
+    frame = sys._getframe(2)  # the program's
     place = f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
     is_reported = False
 
@@ -99,7 +94,7 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
             except Exception as error:  # noqa: BLE001 - the program goes on
                 report = f"{type(error).__name__}: {error}"
             with open(path, "a", encoding="utf-8") as file:
-                file.write(f"{place} {report}\0")
+                file.write(f"{place} {report}\0")  # `runs.explain` splits at the zero bytes
         return mapped(*args, **kwargs)
 
     return call
@@ -107,7 +102,6 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
     """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
-
     noted: set[tuple[str, int]] = set()
 
     def ran(path: str, line: int, value: Any) -> Any:
