@@ -34,7 +34,7 @@ _LOOP_TRY_OR_MATCH = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, as
 class NameFlow:
     """One name of one scope: for each read the bindings that reach it, and the other way round.
 
-    A "binder" is a statement that binds the name itself, `x = 1`, or contains one that does.
+    A "binding statement" binds the name itself, `x = 1`, or contains one that does.
     """
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
@@ -48,14 +48,14 @@ class NameFlow:
         self._ordered = sorted(local, key=lambda binding: place(binding.node))
         self._positions = [place(binding.node) for binding in self._ordered]  # (line, column)
         self._last_binding: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
-        self._binders: dict[_Block, list[Any]] = {}  # by block, the binders in it, by line
-        self._states: dict[_Block, list[_State]] = {}  # by block, after its first n binders
+        self._binding_statements: dict[_Block, list[Any]] = {}  # by block, in order of line
+        self._states: dict[_Block, list[_State]] = {}  # by block, after its first n of these
         self._before_cache: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
         has_blocks = isinstance(scope.node, _WITH_BODIES)  # a lambda has none
         if has_blocks:
-            self._collect_binders()
+            self._collect_binding_statements()
         for load in tree.loads.get((scope, name), ()):
             reaching = self._find_reaching(load) if has_blocks else {}
             # A read that no binding reaches may still run after one, in a way that is not seen.
@@ -64,15 +64,16 @@ class NameFlow:
             for binding in self.reads[load] or ():
                 self.seen_by.setdefault(binding, []).append(load)
 
-    def _collect_binders(self) -> None:
-        """Fill `_binders`: of `if c: x = 1`, the `if` in its block, and `x = 1` in the `if`'s."""
+    def _collect_binding_statements(self) -> None:
+        """List the statements of each block that bind the name: `if c: x = 1`, and its `x = 1`."""
         listed: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:
             statement: Any = self._tree.statement(binding.node)
             self._last_binding[statement] = binding
             while statement not in listed:  # else those around it are listed, too
                 listed.add(statement)
-                self._binders.setdefault(self._block_of(statement), []).append(statement)
+                block = self._block_of(statement)
+                self._binding_statements.setdefault(block, []).append(statement)
                 statement = self._statement_around(statement)
 
     def _find_reaching(self, load: ast.Name) -> _Bindings:
@@ -121,9 +122,9 @@ class NameFlow:
         `while c`, all that the body binds, in an earlier iteration, and all from above the `while`.
         """
         block, around = self._block_of(statement), self._statement_around(statement)
-        binders = self._binders.get(block, [])
-        count_above = bisect.bisect_left(binders, place(statement), key=place)
-        bindings, hides_earlier = self._state_after(block, count_above)
+        statements = self._binding_statements.get(block, [])
+        count_above = bisect.bisect_left(statements, place(statement), key=place)
+        bindings, hides_earlier = self._state_after(block, count_above)  # of this block alone
         if hides_earlier:
             return bindings
         in_any_order = isinstance(around, _LOOP_TRY_OR_MATCH)
@@ -138,18 +139,18 @@ class NameFlow:
         return self._tree.parents[statement], self._tree.fields[statement]
 
     def _state_after(self, block: _Block, count: int) -> _State:
-        """Return the state after the first `count` binders of a block; each count is cached."""
+        """Return what holds after the first `count` binding statements of a block, and cache it."""
         states = self._states.setdefault(block, [_State({}, hides_earlier=False)])
-        binders = self._binders.get(block, [])
+        statements = self._binding_statements.get(block, [])
         while len(states) <= count:
-            states.append(self._state_after_binder(binders[len(states) - 1], before=states[-1]))
+            states.append(self._after_statement(statements[len(states) - 1], before=states[-1]))
         return states[count]
 
-    def _state_after_binder(self, statement: Any, before: _State) -> _State:
-        """Return the state after a statement that binds the name, or contains one that does.
+    def _after_statement(self, statement: Any, before: _State) -> _State:
+        """Return what holds after a binding statement; `before` is what holds before it.
 
-        After `x = 1` it is only that binding; after `if c: x = 1`, that one and those in the state
-        `before`, for the `if` may not run.
+        After `x = 1` it is only that binding; after `if c: x = 1`, that one and those in `before`,
+        for the `if` may not run.
         """
         if isinstance(statement, (ast.If, *_LOOP_TRY_OR_MATCH)):
             bindings = self._bindings_inside(statement) | before.bindings
@@ -158,7 +159,8 @@ class NameFlow:
         from_body: _Bindings = {}
         if isinstance(statement, ast.With | ast.AsyncWith):  # its body surely runs
             body = statement, "body"
-            from_body, hides_earlier = self._state_after(body, len(self._binders.get(body, [])))
+            count = len(self._binding_statements.get(body, []))
+            from_body, hides_earlier = self._state_after(body, count)
             if hides_earlier:
                 return _State(from_body, hides_earlier=True)
         if statement in self._last_binding:

@@ -132,7 +132,6 @@ def _transformation_of(module: Module, function: scopes.Function) -> str | None:
     """Return "jax.jit" of `@jit def f` or of `jit(f)`, or another such name; None if none."""
     for name, _ in decorators(module, function):
         return name
-    is_lambda = isinstance(function, ast.Lambda)
-    reads = [function] if is_lambda else functions.reads(module, function) or ()  # each `f`
-    transformations = filter(None, (find_transformation(module, read) for read in reads))
+    reads = [function] if isinstance(function, ast.Lambda) else functions.reads(module, function)
+    transformations = filter(None, (find_transformation(module, read) for read in reads or ()))
     return next((name for name, _call in transformations), None)
