@@ -44,8 +44,8 @@ _ARGUMENT = re.compile(r"%arg\d+: (tensor<[^>]*>+)")
 _VALUE = re.compile(r"%[\w:#]+")
 _NAME = re.compile(r'@[\w.]+|@"[^"]*"|"[^"]*"')
 _ARRAY = re.compile(r"dense<[^>]*>(?= : tensor<\d)")
-_TOKEN = re.compile(r"[\w.]+")
-_CONSTANT = re.compile(r"= stablehlo\.constant dense<(.*)> : (tensor<.*>)$")
+_WORD = re.compile(r"[\w.]+")
+_CONSTANT = re.compile(r"= stablehlo\.constant dense<(?P<value>.*)> : (?P<type>tensor<.*>)$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,16 +112,18 @@ def _count_operations(lines: Sequence[Line]) -> collections.Counter[str]:
 
 
 def _classify(before: str, after: str) -> tuple[str, str]:
-    """Return the probable cause of the difference between two lines of MLIR, and a detail."""
+    """Return the probable cause of the difference between two lines of MLIR, and a detail.
+
+    Such as `("traced-value", "tensor<f32>: 0.25, then 0.75")` of two `stablehlo.constant`.
+    """
     detail = f"{_shorten(before)}, then {_shorten(after)}"
-    constant, new_constant = _CONSTANT.search(before), _CONSTANT.search(after)
-    if constant and new_constant and constant[2] == new_constant[2]:
-        cause = "captured-array" if re.match(r"tensor<\d", constant[2]) else "traced-value"
-        values = f"{_shorten(constant[1])}, then {_shorten(new_constant[1])}"
-        return cause, f"{constant[2]}: {values}"
+    old, new = _CONSTANT.search(before), _CONSTANT.search(after)
+    if old and new and old["type"] == new["type"]:
+        cause = "captured-array" if re.match(r"tensor<\d", old["type"]) else "traced-value"
+        return cause, f"{old['type']}: {_shorten(old['value'])}, then {_shorten(new['value'])}"
     if "@CustomSPMDPartitioning" in before and "@CustomSPMDPartitioning" in after:
         return "custom-partitioning", detail
-    if sorted(_TOKEN.findall(before)) == sorted(_TOKEN.findall(after)):
+    if sorted(_WORD.findall(before)) == sorted(_WORD.findall(after)):
         return "order", detail
     if _NAME.sub("@", before) == _NAME.sub("@", after):  # the lines differ in names only
         for name, new_name in zip(_NAME.findall(before), _NAME.findall(after), strict=True):

@@ -18,8 +18,6 @@ HIT, UNWRITTEN = "stable, written, hit", "stable, never written"
 UNSTABLE, PARTIAL = "unstable", "not in every run"
 
 _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
-
-
 # What a program may have in common with itself in another run, the strictest first.
 _IDENTITIES: tuple[Callable[[ProgramRecord], Hashable], ...] = (
     lambda program: program.key,
@@ -135,9 +133,9 @@ def _judge_pair(program: ProgramRecord, counterpart: ProgramRecord | None) -> Pr
     directory, new_directory = (p.settings["cache directory"] for p in (program, counterpart))
     if program.key != counterpart.key or directory != new_directory:
         return ProgramVerdict(program.name, UNSTABLE, explain(program, counterpart))
-    if program.is_written:
+    if program.is_written:  # under this key, by the first run: the second one found it
         return ProgramVerdict(program.name, HIT, ())
-    cause = "rank" if program.process != 0 else "unknown"
+    cause = "rank" if program.process != 0 else "unknown"  # JAX lets only process 0 write
     if any("custom_call" in line.code and "callback" in line.code for line in program.lines):
         cause = "host-callback"
     return ProgramVerdict(program.name, UNWRITTEN, (Cause(cause),))

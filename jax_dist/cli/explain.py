@@ -23,9 +23,9 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
-    from jax_dist.migrate import programs  # only here: `--help` need not wait for it
+    from jax_dist.migrate.verify import runs  # only here: `--help` need not wait for it
 
-    code, reports = programs.explain(terminal.command_of(options, "explain"))
+    code, reports = runs.explain(terminal.command_of(options, "explain"))
     out.writelines(f"{report}\n" for report in reports)
     if not reports:
         print("jax-dist explain: no function under jax.pmap was called, or only in jit", file=err)

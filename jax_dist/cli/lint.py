@@ -85,22 +85,22 @@ class _Lint:
         self._stdin = sys.stdin.buffer.read() if options.paths == [_STDIN] else None  # its bytes
         self._stdin_name = options.stdin_filename or _STDIN
         paths = options.paths if self._stdin is None else [self._stdin_name]
-        self._config = config.load(paths, options.config)
-        command_line = config.Choice(
-            select=_split_words(options.select) if options.select else None,
-            extend_select=_split_words(options.extend_select),
-            ignore=_split_words(options.ignore),
-        )
+        self._config = config.load(paths, options.config)  # of the settings file
         rules = RULES.values()
         try:
             per_file_ignores = self._resolve_per_file_ignores(rules)
             config.select_rules([self._config], rules)  # raises for unknown codes in the file
         except MisuseError as error:
             raise MisuseError(f"{self._config.file}: {error}") from error
-        selected = config.select_rules([self._config, command_line], rules)
-        target = options.target_jax
-        target_jax = config.version(target) if target else self._config.target_jax
-        self._examiner = Examiner(selected, Project(paths), target_jax, per_file_ignores)
+        command_line = config.Choice(
+            select=_split_words(options.select) if options.select else None,
+            extend_select=_split_words(options.extend_select),
+            ignore=_split_words(options.ignore),
+        )
+        codes = config.select_rules([self._config, command_line], rules)
+        text = options.target_jax
+        target_jax = config.version(text) if text else self._config.target_jax
+        self._examiner = Examiner(codes, Project(paths), target_jax, per_file_ignores)
         self._has_skipped = self._has_failed = False
 
     def _resolve_per_file_ignores(self, rules: Any) -> tuple[tuple[Any, frozenset[Any]], ...]:
@@ -152,16 +152,13 @@ class _Lint:
                 continue
             before = read_bytes(path) if self._stdin is None else self._stdin
             result = fixer.fix(path, before, self._examiner, frozenset(allowed))
-            is_changed = result.data != before
             if result.rejected:
                 self._complain(path, f"some fixes were not made: {result.rejected}")
-            if options.diff and is_changed:
-                self._print_diff(path, before, result.data)
-            elif self._stdin is not None:
-                stdin_after = result.data
-            elif is_changed and not self._write(path, result.data, before):
+            is_changed = result.data != before
+            if is_changed and not self._output(path, before, result.data):
                 findings_left += findings_of_file
                 continue
+            stdin_after = result.data  # if it is the only file
             findings_left += result.findings
             fixes += result.made
             files += is_changed
@@ -176,12 +173,16 @@ class _Lint:
             return self._report(findings_left, self._err)
         return self._report(findings_left, self._out)
 
-    def _print_diff(self, path: str, before: bytes, after: bytes) -> None:
-        from jax_dist.lint.engine import fixer
-        from jax_dist.lint.engine.linter import load
+    def _output(self, path: str, before: bytes, after: bytes) -> bool:
+        """Print the diff of a file (--diff), or write it; return False if that failed."""
+        from jax_dist.lint.engine import fixer, linter
 
-        color = terminal.wants_color(self._options.color, self._out)
-        self._out.write(fixer.diff(path, before, after, load(path, before).encoding, color=color))
+        if self._options.diff:
+            color = terminal.wants_color(self._options.color, self._out)
+            encoding = linter.load(path, before).encoding
+            self._out.write(fixer.diff(path, before, after, encoding, color=color))
+            return True
+        return self._stdin is not None or self._write(path, after, before)  # stdin: printed later
 
     def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
         """Print the findings in the format of --output-format; return the exit code."""
@@ -191,8 +192,7 @@ class _Lint:
         color = terminal.wants_color(self._options.color, out)
         out.write(format_report(findings, output_format, color=color))
         if output_format == "text" and not self._options.quiet:
-            empty_line = "\n" if findings else ""
-            out.write(f"{empty_line}{summary(findings)}\n")
+            out.write(("\n" if findings else "") + f"{summary(findings)}\n")
         return self._exit(len(findings))
 
     def _write(self, path: str, after: bytes, before: bytes) -> bool:

@@ -73,7 +73,7 @@ def _check_options(options: argparse.Namespace) -> None:
     """Raise MisuseError for options that do not go together."""
     if options.program and options.check:
         raise MisuseError("a command does not go with --check")
-    if options.program or options.to == "jit":
+    if options.program or options.to == "jit":  # which needs a command; raises without one
         terminal.command_of(options, "migrate --to jit PATH")
     if options.report not in (None, "-"):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):

@@ -24,6 +24,6 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
-    from jax_dist.migrate import programs  # only here: `--help` need not wait for it
+    from jax_dist.migrate.verify import runs  # only here: `--help` need not wait for it
 
-    return programs.run(terminal.command_of(options, "run"))
+    return runs.run_with_library(terminal.command_of(options, "run"))

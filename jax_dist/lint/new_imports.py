@@ -18,6 +18,7 @@ from jax_dist.lint.model.sources import Source
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _WIDTH = 79  # of a line that takes another name
+_FUTURE, _STANDARD, _OTHER, _PROJECT = range(4)  # the groups of imports, in isort's order
 
 
 def place_imports(module: Module, fixes: Iterable[Fix]) -> bytes:
@@ -119,7 +120,7 @@ def _binds_jax(statement: ast.stmt) -> bool:
 
 
 def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
-    """Return the edit that adds an import to its group: as a rule below the import of jax."""
+    """Return the edit that adds an import to its group, as a rule below the import of jax."""
     code, block, new = source.code, _import_block(tree), ast.parse(line).body[0]
     if not block:  # below the comments at the top: a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
@@ -128,31 +129,37 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     root = _name(new).partition(".")[0]
     project = "" if root in KNOWN or root in sys.stdlib_module_names else root
     group = functools.partial(_group, project=project, folder=os.path.dirname(source.path))
-    above_block = list(filter(_is_import, tree.body[: tree.body.index(block[0])]))
-    at_top = [*above_block, *filter(_is_import, block)]
-    if group(new) == 1 and any(group(node) == 1 for node in above_block):
-        block = above_block  # the standard library may stand above jax
-    imports = list(filter(_is_import, block))
-    same_group = _first_block(code, [node for node in imports if group(node) == group(new)])
-    if not same_group:  # a new group, behind a blank line
-        earlier = [node for node in block if node not in imports or group(node) < group(new)]
-        start, line_end = _line_below(source, earlier[-1] if earlier else block[0])
-        blank_line = "\n" if earlier else ""
-        return Edit(start, start, f"{line_end}{blank_line}{line}\n")
-    # Above the first import of the group that sorts after it, in the order that the file has:
-    # that of isort, `import` before `from`, or that of Google, in which both forms are mixed.
+    is_of_group = lambda statement: _is_import(statement) and group(statement) == group(new)
+    above_block = tree.body[: tree.body.index(block[0])]
+    all_of_group = _first_block(code, list(filter(is_of_group, [*above_block, *block])))
+    if group(new) == _STANDARD and any(map(is_of_group, above_block)):
+        block = list(filter(_is_import, above_block))  # the standard library may stand above jax
+    of_group = _first_block(code, list(filter(is_of_group, block)))
+    if of_group:
+        return _edit_in_group(source, of_group, block[0], line, all_of_group)
+    # A new group, behind a blank line.
+    earlier = [node for node in block if not _is_import(node) or group(node) < group(new)]
+    start, line_end = _line_below(source, earlier[-1] if earlier else block[0])
+    blank_line = "\n" if earlier else ""
+    return Edit(start, start, f"{line_end}{blank_line}{line}\n")
+
+
+def _edit_in_group(
+    source: Source, group: list[ast.stmt], first: ast.stmt, line: str, order: list[ast.stmt]
+) -> Edit:
+    """Return the edit that adds an import to its group, as those of `order` are sorted."""
+    # The order of isort, `import` before `from`, or that of Google, in which both forms are mixed.
     isort_key = lambda node: (isinstance(node, ast.ImportFrom), _name(node).lower())
     google_key = lambda node: (_name(node).lower(), isinstance(node, ast.ImportFrom))
-    group_at_top = _first_block(code, [node for node in at_top if group(node) == group(new)])
-    key = isort_key if sorted(group_at_top, key=isort_key) == group_at_top else google_key
-    larger = (node for node in same_group if node is not block[0] and key(node) > key(new))
-    successor = next(larger, None)
+    key = isort_key if sorted(order, key=isort_key) == order else google_key
+    new = ast.parse(line).body[0]
+    successor = next((x for x in group if x is not first and key(x) > key(new)), None)
     if successor is not None and not successor.col_offset:
         start = source.line_starts[successor.lineno - 1]
-        (line_above,) = code[:start].splitlines()[-1:]
+        (line_above,) = source.code[:start].splitlines()[-1:]
         if not line_above.lstrip().startswith(b"#"):  # a comment belongs to what is below it
             return Edit(start, start, f"{line}\n")
-    start, line_end = _line_below(source, same_group[-1])
+    start, line_end = _line_below(source, group[-1])
     return Edit(start, start, f"{line_end}{line}\n")
 
 
@@ -167,7 +174,7 @@ def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _group(statement: ast.stmt, project: str, folder: str) -> int:
-    """Return the group in which isort puts an import: 0 future, 1 standard, 2 others, 3 project.
+    """Return the group in which isort puts an import.
 
     `project` is the root package of the new import, or "" if that is a known or standard one.
     Modules in `folder`, beside the file, are of the project too.
@@ -175,11 +182,11 @@ def _group(statement: ast.stmt, project: str, folder: str) -> int:
     name = _name(statement)
     root = name.partition(".")[0]
     if name == "__future__":
-        return 0
+        return _FUTURE
     is_beside = root == project or (root not in KNOWN and sources.holds_module(folder, root))
     if name.startswith(".") or (project and is_beside):
-        return 3
-    return 1 if root in sys.stdlib_module_names else 2
+        return _PROJECT
+    return _STANDARD if root in sys.stdlib_module_names else _OTHER
 
 
 def _name(statement: ast.stmt) -> str:

@@ -77,9 +77,9 @@ class Notebook(Source):
 
 
 def _cell_json(raw: str, cell: _Cell, text: str) -> str:
-    """Return the JSON of a cell whose source becomes `text`: `"a = 1\\n", "b = 2"`.
+    """Return the JSON of a cell whose source becomes `text`, such as `"a = 1\\n", "b = 2"`.
 
-    Lines that stay keep their JSON, which may have other escapes than Python's.
+    Lines that stay keep their JSON in the file `raw`, which may have other escapes than Python's.
     """
     first, last = cell.lines[0], cell.lines[-1]
     if text == _decode(raw, cell.lines):
@@ -92,7 +92,7 @@ def _cell_json(raw: str, cell: _Cell, text: str) -> str:
     new_json = [old_json.get(line) or encode(line) for line in lines]
     if len(cell.lines) > 1:  # the comma and the blanks between two lines, as they are
         return raw[first.stop : cell.lines[1].start].join(new_json)
-    blanks = raw[raw.rindex("[", 0, first.start) + 1 : first.start]
+    blanks = raw[raw.rindex("[", 0, first.start) + 1 : first.start]  # behind the bracket
     return f",{blanks or ' '}".join(new_json)
 
 
@@ -103,8 +103,8 @@ def read_notebook(path: str, data: bytes) -> Notebook:
         cells_and_texts = [(cell, _decode(raw, cell.lines).encode()) for cell in _code_cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
-    code, python, unparsed = bytearray(), bytearray(), []
-    cells: list[_Cell] = []
+    code, python = bytearray(), bytearray()  # `python` has blanks for magics, as `%matplotlib`
+    cells, unparsed = [], []
     for cell, text in cells_and_texts:
         mark = b"%s# cell %d\n" % (b"\n" if cells else b"", cell.number)
         try:
@@ -113,7 +113,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
             parsed_text = _blank(text)  # so that the other cells still are parsed
             lines_above = code.count(b"\n") + mark.count(b"\n")
             unparsed.append(ParseError(error.message, lines_above + error.line, error.column))
-        if parsed_text is not None:
+        if parsed_text is not None:  # else it is in another language, such as `%%bash`
             cells.append(dataclasses.replace(cell, start=len(code) + len(mark)))
             code += mark + text
             python += mark + parsed_text
@@ -122,11 +122,12 @@ def read_notebook(path: str, data: bytes) -> Notebook:
 
 
 def _code_cells(raw: str) -> Iterator[_Cell]:
-    """Yield each code cell that is not empty, in any language; all begin at 0.
+    """Yield a `_Cell`, with `start` 0, for each code cell that is not empty, in any language.
 
-    The JSON is parsed with each string but the keys replaced by where it stands, "start:end", since
-    the parser does not tell.
+    To learn where the lines of a cell stand, `{"source": ["x = 1"]}` is parsed with each string but
+    the keys replaced by its place in the file: `{"source": ["12:19"]}`.
     """
+    # Only a key has a group 1: the colon behind it.
     with_places = lambda match: match[0] if match[1] else f'"{match.start()}:{match.end()}"'
     book = json.loads(_STRING.sub(with_places, raw))
     if not isinstance(book, dict) or not isinstance(book.get("cells"), list):

@@ -164,7 +164,7 @@ class _Program:
         if self.static and isinstance(self.in_axes, tuple):
             axes = dynamic(self.in_axes[: len(args)]), 0
         self.specs(axes)  # raises for axes from the end
-        sizes: set[tuple[int, ...]] = set()  # of mapped axes: (8,), or () of a number
+        sizes: set[Any] = set()  # of mapped axes: (8,), or () of a number
         _map_axes(lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1]), axes, arrays)
         slices = sum(*sizes) // processes if len(sizes) == 1 else 0  # in each process
         most = min(map(len, self.devices_by_process))

@@ -15,7 +15,6 @@ from jax_dist.migrate.renames import is_vendored
 # Calls without effects, whose results a migration may leave unread.
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
 _PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "numpy.array")
-_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def tidy(before: Module, after: Module) -> bytes:
@@ -69,7 +68,8 @@ def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
 def _qualified_scope(module: Module, scope: NameScope) -> tuple[str, ...]:
     """Return the names of a scope and of those around it: ("step", "Trainer") of its method."""
     nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
-    return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))
+    named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, named))
 
 
 def _has_no_effects(module: Module, statement: ast.stmt) -> bool:
@@ -128,10 +128,7 @@ def _import_edits(
     if before.strip() or after.strip():  # it shares its line with another statement
         return []
     edit, code = module.line_edit(statement), module.source.code
-    start = edit.start
-    if edit_above is not None and edit_above.end == start:
-        start = edit_above.start
+    start = edit_above.start if edit_above and edit_above.end == edit.start else edit.start
     line_above = code[:start].removesuffix(b"\n").rpartition(b"\n")[2]
-    is_blank_below = code[edit.end : edit.end + 1] == b"\n"
-    is_between_blanks = not line_above.strip() and is_blank_below
+    is_between_blanks = not line_above.strip() and code[edit.end : edit.end + 1] == b"\n"
     return [Edit(edit.start, edit.end + 1 if is_between_blanks else edit.end, "")]

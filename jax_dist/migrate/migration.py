@@ -15,14 +15,8 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
 from jax_dist.migrate import imports, renames, review, vendored
-from jax_dist.migrate.places import (
-    ChangedReads,
-    Fallback,
-    FileMigration,
-    PlannedPlace,
-    Target,
-    unparsed_cells,
-)
+from jax_dist.migrate.places import Fallback, FileMigration, PlannedPlace, Target, unparsed_cells
+from jax_dist.migrate.review import ChangedReads
 
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"_mapped", b"replicate", b"device_put_")
@@ -71,10 +65,7 @@ def migrate(
 def migrate_text(
     path: str, data: bytes, options: MigrationOptions, project: Project | None = None
 ) -> FileMigration | None:
-    """Return one file migrated; None if there is nothing to do in it and nothing to report.
-
-    An error in jax_dist itself leaves the file as it was, with the error as its problem.
-    """
+    """Return one file migrated; None if there is nothing to do in it and nothing to report."""
     project = project or Project()
     leave = lambda problem: FileMigration(path, data, data, problem=problem)
     try:
@@ -104,16 +95,12 @@ class _File:
         self._target: Target = "vendored" if needs_vendored else options.to
 
     def migrate_file(self) -> FileMigration:
-        """Return the migrated file with its places, the uses of pmap and the like, by line.
-
-        For a target of plain JAX, mapped functions are rewritten first, and then names that jax
-        removed are replaced in the new text.
-        """
+        """Return the migrated file with its places, the uses of pmap and the like, by line."""
         source, module = self._original.source, self._original
         planned = self._plan_renames(module)  # whose lines are reported
         places = [place.place for place in planned]
         changed_reads: ChangedReads = {}
-        if self._target in ("shard_map", "jit"):
+        if self._target in ("shard_map", "jit"):  # before names are changed in the new text
             module, rewritten, changed_reads = self._rewrite_mapped()
             places = [*(place.place for place in rewritten), *places]
         if module is not self._original:
@@ -169,11 +156,8 @@ class _File:
         return source.written(source.code)
 
     def _plan_renames(self, module: Module) -> list[PlannedPlace]:
-        """Return the places where a name changes, such as `jax.pmap`, each with its fix if any.
-
-        With a target of plain JAX, these are only names that newer jax removed.
-        """
-        if self._target in ("shard_map", "jit"):
+        """Return the places of names to change, such as `jax.pmap`, each with its fix if any."""
+        if self._target in ("shard_map", "jit"):  # only of names that newer jax removed
             places = renames.places_of_rules(module, self._options.jax)
         else:
             renaming = renames.Renaming(module, self._target, self._vendored_name)

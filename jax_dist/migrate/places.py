@@ -14,8 +14,6 @@ Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 # The target to migrate a place to after a run showed a difference (None: leave it), and why.
 Fallback: TypeAlias = tuple[Target | None, str]
-# By line of the old text: the bytes [start, end) of reads of values that lose their device axis.
-ChangedReads: TypeAlias = Mapping[int, Sequence[tuple[int, int]]]
 Status: TypeAlias = Literal["done", "left"]
 
 
@@ -60,7 +58,8 @@ class FileMigration:
     problem: str = ""  # why the file was left whole
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
-    changed_reads: ChangedReads = dataclasses.field(default_factory=dict)
+    # By line of the text before: the bytes of expressions that read a value whose shape changes.
+    changed_reads: Mapping[int, Sequence[tuple[int, int]]] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> bool:

@@ -1,9 +1,7 @@
 """The targets that change names only: `jax_dist.pmap`, or `mapped` of the vendored module.
 
-Both take and return what pmap does, so the code around them stays. Each target takes what the
-others wrote: `jax_dist.pmap`, and `mapped` of a vendored module. One thing is removed:
-a bare `jax.jit` around a pmap, since inside a jit neither could place its arguments. Removed names
-of JAX, and the pmaps of other libraries, change with it.
+Both take and return what pmap does, so the code around them stays, but for a bare `jax.jit` around
+a pmap: inside a jit neither could place its arguments. Each target takes what the others wrote.
 """
 
 import ast
@@ -30,12 +28,9 @@ _JIT_OF_PMAP: frozenset[Code] = frozenset((_codes.JIT_OF_PMAP,))
 
 
 class Renaming:
-    """The changes of names in one file: pmap becomes the function of a target.
+    """The changes of names in one file: pmap becomes the function of "jax_dist" or "vendored".
 
-    Args:
-      module: the file.
-      target: "jax_dist" or "vendored".
-      vendored: the name by which the file imports the vendored module, such as "pkg._mapped".
+    `vendored` is the name by which the file imports the vendored module, such as "pkg._mapped".
     """
 
     def __init__(self, module: Module, target: Target, vendored: str):
@@ -45,13 +40,13 @@ class Renaming:
     def plan(self, jax: Version | None) -> list[PlannedPlace]:
         """Return the places of names to change, each with its fix, and of those to leave.
 
-        They are references to the pmaps of JAX, Equinox and Flax, `jax.jit` around a pmap, uses of
-        `device_put_replicated` and its like, and names that jax removed. The new code must run on a
-        jax as old as `jax`; None: the newest.
+        They are of pmaps, of `jax.jit` around one, of `device_put_replicated` and its like, and of
+        names that jax removed. The code must run on a jax as old as `jax`; None: the newest.
         """
+        references = pmaps.sites(self._module, replaced_names(self._module, "pmap", self._target))
         jits_around_pmaps = places_of_rules(self._module, jax, _JIT_OF_PMAP)
         return [
-            *map(self._plan_pmap, find_sites(self._module, self._target)),
+            *map(self._plan_pmap, references),
             *(place for place in jits_around_pmaps if place.fix is not None),
             *self._plan_device_puts(),
             *self._plan_other_pmaps(),
@@ -59,10 +54,7 @@ class Renaming:
         ]
 
     def _plan_pmap(self, site: Site) -> PlannedPlace:
-        """Return the place of the reference `jax.pmap` in `jax.pmap(f)`, with the fix of its name.
-
-        The `p` of `p = jax.pmap` is a place without a fix where it is read.
-        """
+        """Return the place of a reference, such as `jax.pmap` in `jax.pmap(f)`, with its fix."""
         module, reference = self._module, site.reference
         # Python 3.11 knows no positions in an f-string.
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
@@ -87,10 +79,7 @@ class Renaming:
         return None
 
     def _fix_import(self, alias: Any) -> Fix:
-        """Return the fix of the import `from jax import pmap`, whose `alias` is the `pmap`.
-
-        The name stays for the code below: `from pkg._mapped import mapped as pmap`.
-        """
+        """Return the fix of `from jax import pmap`: `from pkg._mapped import mapped as pmap`."""
         statement = self._module.statement(alias)
         assert isinstance(statement, ast.ImportFrom)
         is_library = self._target == "jax_dist"
@@ -110,8 +99,8 @@ class Renaming:
             for node in self._module.uses(*replaced_names(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                code, form = _codes.REMOVED_DEVICE_PUT, self._target
-                place = Place.make(self._module, node, code, form=form)
+                code = _codes.REMOVED_DEVICE_PUT
+                place = Place.make(self._module, node, code, form=self._target)
                 yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
@@ -132,8 +121,7 @@ class Renaming:
             if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
                 return name, ()
         bound = {name for scope in self._module.scopes.all for name in scope.bindings}
-        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
-        name = next((name for name in names if name not in bound), names[-1])
+        name = f"{function}_over_devices" if function in bound else function
         alias = "" if name == function else f" as {name}"
         return name, (f"from {self._vendored} import {function}{alias}",)
 
@@ -187,11 +175,6 @@ def replaced_names(module: Module, function: str, target: Target) -> tuple[str, 
             if is_vendored(name) and last == vendored_function and not is_defined_here:
                 names.append(name)
     return tuple(names)
-
-
-def find_sites(module: Module, target: Target) -> list[Site]:
-    """Return every reference to a mapping function that `target` replaces, in order."""
-    return pmaps.sites(module, replaced_names(module, "pmap", target))
 
 
 def is_vendored(dotted: str) -> bool:

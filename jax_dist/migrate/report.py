@@ -21,6 +21,7 @@ from jax_dist.migrate.places import FileMigration, Place, Target
 from jax_dist.migrate.verify.comparison import Verification
 
 _SCHEMA = 6
+_FILE_FIELDS = ("path", "changed", "problem")
 _COUNTED = ("files", "changed", "done", "left", "problems")
 
 
@@ -53,10 +54,7 @@ class MigrationReport:
             "schema": _SCHEMA,
             "to": self.to,
             "summary": {name: len(getattr(self, name)) for name in _COUNTED},
-            "files": [
-                {"path": file.path, "changed": file.changed, "problem": file.problem}
-                for file in self.files
-            ],
+            "files": [{name: getattr(x, name) for name in _FILE_FIELDS} for x in self.files],
             "places": [dataclasses.asdict(place) for place in self.places],
             "verification": self.verification and self.verification.to_dict(),
         }

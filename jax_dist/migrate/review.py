@@ -5,12 +5,15 @@ the line and returns the value. Lines keep their numbers.
 """
 
 import ast
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate.places import ChangedReads, FileMigration
+from jax_dist.migrate.places import FileMigration
+
+# By line: the bytes [start, end) of the reads of changed values on it.
+ChangedReads: TypeAlias = Mapping[int, Sequence[tuple[int, int]]]
 
 
 class Unreached(NamedTuple):
@@ -19,11 +22,6 @@ class Unreached(NamedTuple):
     path: str
     line: int  # of the file before
     text: str
-
-
-def unreached(file: FileMigration, line: int) -> Unreached:
-    """Return a line of the old text as one to review."""
-    return Unreached(file.path, line, file.before.decode("utf-8").splitlines()[line - 1].strip())
 
 
 def is_read(node: ast.AST) -> bool:

@@ -29,8 +29,7 @@ def locate(module: Module) -> tuple[str, str]:
     if path.endswith(".ipynb"):
         return os.path.join(folder, _FILE), VENDORED
     package = _package_by_files(folder)
-    has_relative_imports = any(node.level for node in module.nodes(ast.ImportFrom))
-    if package and has_relative_imports:
+    if package and any(node.level for node in module.nodes(ast.ImportFrom)):  # relative imports
         depth = folder.removeprefix(package).count(os.sep)  # below the package
         return os.path.join(package, _FILE), "." * (depth + 1) + VENDORED
     # The imports may show an outer folder, where `pkg/tools` has no `__init__.py`.

@@ -6,7 +6,7 @@ import pytest
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.model.stacking import stacking
+from jax_dist.lint.model.stacking import read_stacking
 from jax_dist.lint.rules import _mapped_results
 from jax_dist.lint.rules._mapped_results import Origin
 
@@ -63,7 +63,7 @@ def _origins(code: str) -> tuple[Module, list[Origin]]:
     ],
 )
 def test_stacking(code: str, kind: str | None):
-    done = stacking(*_argument(f"use({code})"))
+    done = read_stacking(*_argument(f"use({code})"))
 
     assert (done and done.kind.name) == kind
 

@@ -21,7 +21,7 @@ from jax_dist.lint.rules._renames import Rename
 _TABLES = (
     _old_names.NAMES,
     removed_device_put._NAMES,
-    pjit_to_jit._OLD,
+    pjit_to_jit._OLD_NAMES,
     (experimental_shard_map._OLD,),
 )
 _ENTRIES = [entry for table in _TABLES for entry in table]
@@ -95,7 +95,7 @@ def _forms(old: str) -> Iterator[str]:
 
 _CODES = {
     _codes.REMOVED_NAME: _old_names.NAMES,
-    _codes.PJIT_TO_JIT: pjit_to_jit._OLD,
+    _codes.PJIT_TO_JIT: pjit_to_jit._OLD_NAMES,
 }
 
 

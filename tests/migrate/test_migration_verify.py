@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_dist.migrate import migration, programs, report
+from jax_dist.migrate import migration, report
 from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
-from jax_dist.migrate.verify import comparison, trial
+from jax_dist.migrate.verify import comparison, runs, trial
 from jax_dist.migrate.verify.comparison import Verdict
 from jax_dist.migrate.verify.recording.records import RecordedCall, RecordedLeaf
 from jax_dist.migrate.verify.runs import Run
@@ -340,9 +340,9 @@ def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
 
 @pytest.mark.thorough
 def test_an_unedited_program_runs_and_is_explained(program: pathlib.Path, capfd: Any):
-    assert programs.run([sys.executable, "a.py"]) == 0
+    assert runs.run_with_library([sys.executable, "a.py"]) == 0
     assert capfd.readouterr().out.endswith("] Mesh cpu\n")
-    code, reports = programs.explain([sys.executable, "a.py"])
+    code, reports = runs.explain([sys.executable, "a.py"])
 
     assert code == 0
     assert [report.split()[0] for report in reports] == ["a.py:6"]

@@ -139,8 +139,8 @@ def check_module(
     """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
     source = module.source
     findings: list[Finding] = []
-    checked_edits: tuple[Edit, ...] = ()  # those of the last fix; many matches may share them
-    loses_comment = False  # whether `checked_edits` remove a comment
+    last_edits: tuple[Edit, ...] = ()  # of the fix before: thousands of matches may share them
+    loses_comment = False  # whether `last_edits` remove a comment
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue
@@ -149,11 +149,11 @@ def check_module(
             string = _string_around(module, node)
             if string is not None:  # Python 3.11 does not know where in the string the node stands
                 node, fix = string, None
-            if fix is not None and fix.edits is not checked_edits:
-                checked_edits, loses_comment = fix.edits, _loses_comment(source, fix.edits)
-            if fix is not None and loses_comment:
+            if fix is not None and fix.edits is not last_edits:
+                last_edits, loses_comment = fix.edits, _loses_comment(source, fix.edits)
+            if loses_comment:
                 fix = None
-            if fix is not None and target is not None and target < match.needs:
+            if fix is not None and target is not None and target < match.needs:  # shown, not made
                 title = f"{fix.title} (needs jax {'.'.join(map(str, match.needs))})"
                 fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
             findings.append(rule.finding(source, match.message, module.span(node), fix))

@@ -61,7 +61,7 @@ class Site:
 @once
 def sites(module: Module, names: tuple[str, ...]) -> list[Site]:
     """Return every reference to a transformation of these names, in order of line and column."""
-    return [site(module, node) for node in module.uses(*names)]
+    return [read_site(module, node) for node in module.uses(*names)]
 
 
 def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
@@ -70,41 +70,41 @@ def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
     return [site for site in applied if site.fun is not None and module.holds(site.fun)]
 
 
-def site(module: Module, reference: ast.expr) -> Site:
+def read_site(module: Module, reference: ast.expr) -> Site:
     """Return how a transformation is used at `reference`, the name or attribute that means it.
 
     Of the `pmap` in `partial(pmap, axis_name="i")(f)`, that is a "call" of `f` with this keyword,
     whose node is the whole expression.
     """
-    meaning = module.meaning(reference)  # an alias of a partial has arguments already
+    meaning = module.meaning(reference)  # of `p = partial(pmap, axis_name="i")`: with the keyword
     args = [*meaning.args] if meaning else []
     keywords = [*meaning.keywords] if meaning else []
     # Outwards through `partial(pmap, ...)`, `partial(partial(pmap, ...), ...)`.
-    node, around = reference, module.parent(reference)
-    while isinstance(around, ast.Call) and around.args[:1] == [node] and module.meaning(around):
-        args += around.args[1:]
-        keywords += around.keywords
-        node, around = around, module.parent(around)
+    node, parent = reference, module.parent(reference)
+    while isinstance(parent, ast.Call) and parent.args[:1] == [node] and module.meaning(parent):
+        args += parent.args[1:]
+        keywords += parent.keywords
+        node, parent = parent, module.parent(parent)
     call = module.call_of(node)
-    if call is None:
-        form = _form_without_call(around, node, is_partial=node is not reference)
-        fun = around if form.endswith("decorator") else None
-        return Site(form, reference, node, fun, args, keywords)
+    if call is None:  # `@pmap`, `p = pmap`, or the same with a partial of it
+        form = _form_without_call(node, parent, is_partial=node is not reference)
+        decorated_def = parent if form.endswith("decorator") else None
+        return Site(form, reference, node, decorated_def, args, keywords)
     args += call.args
     keywords += call.keywords
-    if not args and decorates(module.parent(call), call):  # `@pmap(axis_name="i")`
-        return Site("called decorator", reference, call, module.parent(call), args, keywords)
-    second_call = module.call_of(call)
+    parent, second_call = module.parent(call), module.call_of(call)
+    if not args and decorates(parent, call):  # `@pmap(axis_name="i")`
+        return Site("called decorator", reference, call, parent, args, keywords)
     if not args and second_call is not None:  # `jit(inline=True)(f)`, which passes f
         call, args, keywords = second_call, second_call.args, keywords + second_call.keywords
     return Site("call", reference, call, args[0] if args else None, args[1:], keywords)
 
 
-def _form_without_call(around: ast.AST, node: ast.expr, *, is_partial: bool) -> _Form:
-    """Return how `pmap`, or a partial of it, is used without a call; `around` is its parent."""
-    if decorates(around, node):
+def _form_without_call(node: ast.expr, parent: ast.AST, *, is_partial: bool) -> _Form:
+    """Return how the node `pmap`, or a partial of it, is used where it is not called."""
+    if decorates(parent, node):
         return "partial decorator" if is_partial else "decorator"
-    if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
+    if isinstance(parent, ast.Assign | ast.AnnAssign) and parent.value is node:
         return "partial alias" if is_partial else "alias"
     return "value"
 
@@ -118,15 +118,15 @@ def decorates(around: ast.AST, node: ast.AST) -> bool:
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
     """Return the calls of the mapped function in this file: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
-    return list(filter(None, map(module.call_of, held_by(module, site))))
+    return list(filter(None, map(module.call_of, find_results(module, site))))
 
 
 @once
-def held_by(module: Module, site: Site) -> list[ast.expr]:
+def find_results(module: Module, site: Site) -> list[ast.expr]:
     """Return every expression of this file whose value is the result of a transformation.
 
-    These are the `pmap(f)` itself and the names it is assigned to, where they are read; or the
-    reads of the decorated def.
+    Of `p = pmap(f)`, these are the `pmap(f)` itself and each `p` that is read below; of a def that
+    `@pmap` decorates, its name where it is read.
     """
     if site.form == "call":
         return [site.node, *reads_of(module, site.node)]

@@ -64,7 +64,7 @@ class Project:
         return None
 
     def _meaning_in(self, path: str, name: str) -> Meaning | None:
-        """Return what "pmap" or "compat.pmap" means at module level of the file `path`.
+        """Return what "pmap" or "compat.pmap" means in the module at `path`, such as "jax.pmap".
 
         None if the file does not show it, or defines the name itself.
         """
@@ -75,9 +75,9 @@ class Project:
         base, _, attribute = name.rpartition(".")
         meaning = None
         if base:
-            meaning_of_base = self._meaning_in(path, base)
-            if meaning_of_base is not None and not meaning_of_base.is_partial:
-                full_name = f"{meaning_of_base.name}.{attribute}"
+            module_meaning = self._meaning_in(path, base)  # of "compat" in "compat.pmap"
+            if module_meaning is not None and not module_meaning.is_partial:
+                full_name = f"{module_meaning.name}.{attribute}"
                 meaning = self.meaning(full_name, os.path.dirname(path)) or Meaning(full_name)
         elif name.encode() not in self._defined(path):  # else the file need not be parsed
             module = self.opened(path)

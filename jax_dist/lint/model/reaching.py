@@ -21,9 +21,9 @@ _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
 _Block: TypeAlias = tuple[ast.AST, str]  # a list of statements: a node and its field, "orelse"
 
 
-class _AtPoint(NamedTuple):  # what may hold at one point of a block, of what the block binds
-    bindings: _Bindings
-    hides_earlier: bool  # nothing above the block can hold: one surely ran, or there are too many
+class _State(NamedTuple):  # what may hold the name at one point of a block
+    bindings: _Bindings  # only those in the block
+    hides_earlier: bool  # none above the block may: one of these surely ran, or they are too many
 
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -34,141 +34,141 @@ _LOOP_TRY_OR_MATCH = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, as
 class NameFlow:
     """One name of one scope: for each read the bindings that reach it, and the other way round.
 
-    A "binder" is a statement that binds the name itself, `x = 1`, or contains one that does.
+    A "binding statement" binds the name itself, `x = 1`, or contains one that does.
     """
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
-        self._tree = tree
-        self._scope = scope
+        """Find the bindings that reach each read of `name`, a name that `scope` binds."""
+        self._tree, self._scope = tree, scope
         bindings = scope.bindings[name]
         parameters = dict.fromkeys(item for item in bindings if item.kind == "parameter")
         # Made by functions that declare the name global or nonlocal, and may run at any time.
         from_functions = dict.fromkeys(item for item in bindings if item.kind == "outer")
         local = [item for item in bindings if item.kind not in ("outer", "parameter")]
         self._ordered = sorted(local, key=lambda binding: place(binding.node))
-        self._places = [place(binding.node) for binding in self._ordered]  # (line, column)
+        self._positions = [place(binding.node) for binding in self._ordered]  # (line, column)
         self._last_binding: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
-        self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, at any depth
-        self._after_binders: dict[_Block, list[_AtPoint]] = {}  # at [n]: after the first n binders
-        self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
+        self._binding_statements: dict[_Block, list[Any]] = {}  # by block, in order of line
+        self._states: dict[_Block, list[_State]] = {}  # by block, after its first n of these
+        self._before_cache: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
         has_blocks = isinstance(scope.node, _WITH_BODIES)  # a lambda has none
         if has_blocks:
-            self._collect_binders()
+            self._collect_binding_statements()
         for load in tree.loads.get((scope, name), ()):
-            reaching = self._bindings_at(load) if has_blocks else {}
+            reaching = self._find_reaching(load) if has_blocks else {}
             # A read that no binding reaches may still run after one, in a way that is not seen.
-            reaching = (reaching or self._between(0, len(self._places))) | from_functions
+            reaching = (reaching or dict.fromkeys(self._ordered[: LIMIT + 1])) | from_functions
             self.reads[load] = list(reaching) if len(reaching) <= LIMIT else None
             for binding in self.reads[load] or ():
                 self.seen_by.setdefault(binding, []).append(load)
 
-    def _collect_binders(self) -> None:
-        """List the binders of each block, by line: for `if c: x = 1`, the `if` and the `x = 1`."""
-        seen: set[ast.AST] = {self._scope.node}
+    def _collect_binding_statements(self) -> None:
+        """List the statements of each block that bind the name: `if c: x = 1`, and its `x = 1`."""
+        listed: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:
             statement: Any = self._tree.statement(binding.node)
             self._last_binding[statement] = binding
-            while statement not in seen:  # outwards, up to one that is listed with all around it
-                seen.add(statement)
-                self._binders.setdefault(self._block_of(statement), []).append(statement)
+            while statement not in listed:  # else those around it are listed, too
+                listed.add(statement)
+                block = self._block_of(statement)
+                self._binding_statements.setdefault(block, []).append(statement)
                 statement = self._statement_around(statement)
 
-    def _bindings_at(self, load: ast.Name) -> _Bindings:
+    def _find_reaching(self, load: ast.Name) -> _Bindings:
         """Return the bindings that reach a read; if there are more than LIMIT, only some.
 
         A read in an inner function sees what holds where that function is made, and all that is
         bound below, for the function may be called at any time after.
         """
-        reader = self._tree.scope(load).around_comprehensions
-        if reader is self._scope:
+        function = self._tree.scope(load).around_comprehensions  # whose code reads
+        if function is self._scope:
             statement = self._tree.statement(load)
             # The test of a `while` also runs after its body.
-            from_body = self._within(statement) if isinstance(statement, ast.While) else {}
-            return self._before(statement) | from_body
-        while reader.parent and reader.parent.around_comprehensions is not self._scope:
-            reader = reader.parent.around_comprehensions
-        function = self._tree.statement(reader.node)  # right in the scope of the name
-        first_later = bisect.bisect_left(self._places, place(function))
-        return self._before(function) | self._between(first_later, len(self._places))
+            before = self._bindings_before(statement)
+            is_while = isinstance(statement, ast.While)
+            return before | self._bindings_inside(statement) if is_while else before
+        # Of functions in functions, take the one that the scope of the name itself holds.
+        while function.parent and function.parent.around_comprehensions is not self._scope:
+            function = function.parent.around_comprehensions
+        definition = self._tree.statement(function.node)
+        first_later = bisect.bisect_left(self._positions, place(definition))
+        later = dict.fromkeys(self._ordered[first_later : first_later + LIMIT + 1])
+        return self._bindings_before(definition) | later
 
-    def _before(self, statement: Any) -> _Bindings:
+    def _bindings_before(self, statement: Any) -> _Bindings:
         """Return the bindings that may hold where a statement begins, and cache them.
 
         Those of the statements around it are computed first, from the outside in.
         """
         unknown = []  # the statement and those around it, innermost first
-        while statement not in self._known_before:  # the scope's own node is known
+        while statement not in self._before_cache:  # the scope's own node is known
             unknown.append(statement)
             statement = self._statement_around(statement)
         for inner in reversed(unknown):
-            self._known_before[inner] = self._before_in_block(inner)
-        return self._known_before[unknown[0] if unknown else statement]
+            self._before_cache[inner] = self._compute_before(inner)
+        return self._before_cache[unknown[0] if unknown else statement]
 
     def _statement_around(self, statement: Any) -> Any:
         """Return the statement whose block holds a statement, or the node of the scope."""
         around = self._tree.parents[statement]  # perhaps a handler or case
         return around if around is self._scope.node else self._tree.statement(around)
 
-    def _before_in_block(self, statement: Any) -> _Bindings:
+    def _compute_before(self, statement: Any) -> _Bindings:
         """Return the bindings before a statement; those before the one around it are cached.
 
         In the body of `for x in xs`, a read sees the target of the `for` alone; in the body of
         `while c`, all that the body binds, in an earlier iteration, and all from above the `while`.
         """
         block, around = self._block_of(statement), self._statement_around(statement)
-        binders = self._binders.get(block, [])
-        count_above = bisect.bisect_left(binders, place(statement), key=place)
-        bindings, hides_earlier = self._after(block, count_above)
+        statements = self._binding_statements.get(block, [])
+        count_above = bisect.bisect_left(statements, place(statement), key=place)
+        bindings, hides_earlier = self._state_after(block, count_above)  # of this block alone
         if hides_earlier:
             return bindings
-        # Perhaps the statement around binds the name itself before its block runs: `with f as x`.
         in_any_order = isinstance(around, _LOOP_TRY_OR_MATCH)
         is_for_body = isinstance(around, ast.For | ast.AsyncFor) and block[1] == "body"
-        if around in self._last_binding and (is_for_body or not in_any_order):
+        binds_before_block = is_for_body or not in_any_order  # `for x in xs:`, `with f as x:`
+        if around in self._last_binding and binds_before_block:
             return bindings | {self._last_binding[around]: None}
-        if in_any_order:
-            bindings = bindings | self._within(around)
-        return bindings | self._known_before[around]
+        inside = self._bindings_inside(around) if in_any_order else {}
+        return bindings | inside | self._before_cache[around]
 
-    def _block_of(self, statement: Any) -> _Block:
+    def _block_of(self, statement: Any) -> _Block:  # such as (if_node, "orelse")
         return self._tree.parents[statement], self._tree.fields[statement]
 
-    def _after(self, block: _Block, count: int) -> _AtPoint:
-        """Return what may hold after the first `count` binders of a block; each count is cached."""
-        states = self._after_binders.setdefault(block, [_AtPoint({}, hides_earlier=False)])
-        binders = self._binders.get(block, [])
+    def _state_after(self, block: _Block, count: int) -> _State:
+        """Return what holds after the first `count` binding statements of a block, and cache it."""
+        states = self._states.setdefault(block, [_State({}, hides_earlier=False)])
+        statements = self._binding_statements.get(block, [])
         while len(states) <= count:
-            states.append(self._after_binder(binders[len(states) - 1], before=states[-1]))
+            states.append(self._after_statement(statements[len(states) - 1], before=states[-1]))
         return states[count]
 
-    def _after_binder(self, statement: Any, before: _AtPoint) -> _AtPoint:
-        """Return what may hold after a statement that binds the name, or contains one that does.
+    def _after_statement(self, statement: Any, before: _State) -> _State:
+        """Return what holds after a binding statement; `before` is what holds before it.
 
-        `before` is what may hold before it. After `x = 1` it is only that binding; after
-        `if c: x = 1`, that one and those of `before`, for the `if` may not run.
+        After `x = 1` it is only that binding; after `if c: x = 1`, that one and those in `before`,
+        for the `if` may not run.
         """
         if isinstance(statement, (ast.If, *_LOOP_TRY_OR_MATCH)):
-            bindings = self._within(statement) | before.bindings
-            kept = dict.fromkeys(itertools.islice(bindings, LIMIT + 1))  # enough to give up
-            return _AtPoint(kept, before.hides_earlier or len(bindings) > LIMIT)
+            bindings = self._bindings_inside(statement) | before.bindings
+            kept = dict.fromkeys(itertools.islice(bindings, LIMIT + 1))  # too many: none is used
+            return _State(kept, before.hides_earlier or len(bindings) > LIMIT)
         from_body: _Bindings = {}
         if isinstance(statement, ast.With | ast.AsyncWith):  # its body surely runs
             body = statement, "body"
-            from_body, hides_earlier = self._after(body, len(self._binders.get(body, [])))
+            count = len(self._binding_statements.get(body, []))
+            from_body, hides_earlier = self._state_after(body, count)
             if hides_earlier:
-                return _AtPoint(from_body, hides_earlier=True)
+                return _State(from_body, hides_earlier=True)
         if statement in self._last_binding:
-            return _AtPoint(from_body | {self._last_binding[statement]: None}, hides_earlier=True)
-        return _AtPoint(from_body | before.bindings, before.hides_earlier)
+            return _State(from_body | {self._last_binding[statement]: None}, hides_earlier=True)
+        return _State(from_body | before.bindings, before.hides_earlier)
 
-    def _within(self, statement: Any) -> _Bindings:
+    def _bindings_inside(self, statement: Any) -> _Bindings:
         """Return all bindings inside a statement; at most LIMIT + 1 of them."""
-        start = bisect.bisect_left(self._places, place(statement))
-        end = bisect.bisect_left(self._places, (statement.end_lineno, statement.end_col_offset))
-        return self._between(start, end)
-
-    def _between(self, start: int, end: int) -> _Bindings:
-        """Return bindings `start` to `end` of the name, by line; at most LIMIT + 1 of them."""
+        start = bisect.bisect_left(self._positions, place(statement))
+        end = bisect.bisect_left(self._positions, (statement.end_lineno, statement.end_col_offset))
         return dict.fromkeys(self._ordered[start : min(end, start + LIMIT + 1)])

@@ -62,19 +62,20 @@ class NameScope:
         return scope
 
 
-@dataclasses.dataclass
 class Scopes:
-    """All scopes of a file, in no order."""
+    """All scopes of a file, in no order; `build` fills them."""
 
-    module: NameScope
-    all: list[NameScope]
-    of: dict[ast.AST, NameScope]  # by the node that makes it
-    nodes: list[Any]  # all but names
-    parents: dict[Any, Any]  # the node around each node but the module
-    scope_of: dict[ast.AST, NameScope]  # of defaults, decorators, ...; a cache for other nodes
-    # By scope those right inside it; a list in each scope would make reference cycles.
-    children: dict[NameScope, list[NameScope]] = dataclasses.field(default_factory=dict)
-    _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
+    def __init__(self, tree: ast.Module) -> None:
+        self.module = NameScope(tree, None)
+        self.all: list[NameScope] = [self.module]
+        self.of: dict[ast.AST, NameScope] = {tree: self.module}  # by the node that makes it
+        self.nodes: list[Any] = []  # all but names
+        self.parents: dict[Any, Any] = {}  # the node around each node but the module
+        # By scope those right inside it; a list in each scope would make reference cycles.
+        self.children: dict[NameScope, list[NameScope]] = {}
+        # The scopes around decorators, defaults and the like; a cache for other nodes.
+        self.around: dict[ast.AST, NameScope] = {tree: self.module}
+        self._statements: dict[ast.AST, ast.stmt] = {}  # around other nodes, a cache
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around, innermost first."""
@@ -94,16 +95,16 @@ class Scopes:
 
     def scope(self, node: ast.AST) -> NameScope:
         """Return the scope in which a node's names are looked up; of a def, the one around it."""
-        scope = self.scope_of.get(node)
-        if scope is not None:
-            return scope
+        known_scope = self.around.get(node)
+        if known_scope is not None:
+            return known_scope
         climbed: list[ast.AST] = []
-        while scope is None:  # up to a node that makes a scope, or whose scope is known
+        while known_scope is None:  # up to a def or the like, whose scope the node is in
             climbed.append(node)
             node = self.parents[node]
-            scope = self.of.get(node) or self.scope_of.get(node)
-        self.scope_of.update(dict.fromkeys(climbed, scope))  # climb deep expressions once
-        return scope
+            known_scope = self.of.get(node) or self.around.get(node)
+        self.around.update(dict.fromkeys(climbed, known_scope))  # climb deep expressions once
+        return known_scope
 
     @functools.cached_property
     def fields(self) -> dict[ast.AST, str]:
@@ -167,8 +168,7 @@ _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 
 def build(tree: ast.Module) -> Scopes:
     """Return the scopes of a file, in one pass over its nodes: those of one scope at a time."""
-    module = NameScope(tree, None)
-    scopes = Scopes(module, [module], {tree: module}, [], {}, {tree: module})
+    scopes = Scopes(tree)
     walk = _Walk(scopes)
     walk.visit([tree])
     while walk.waiting:
@@ -178,7 +178,7 @@ def build(tree: ast.Module) -> Scopes:
     for scope in scopes.all:
         for name, is_global in scope.outer.items():
             around = scope.parent.lookup(name) if scope.parent and not is_global else None
-            declared_in = around[0] if around else module
+            declared_in = around[0] if around else scopes.module
             for binding in scope.bindings.get(name, ()):
                 declared_in.bind(name, Binding("outer", binding.node))
     return scopes
@@ -189,15 +189,15 @@ class _Walk:
 
     def __init__(self, scopes: Scopes):
         self.scopes = scopes
-        self.scope: NameScope = scopes.module
-        self.waiting: list[tuple[NameScope, list[Any]]] = []
+        self.scope: NameScope = scopes.module  # the one that is visited
+        self.waiting: list[tuple[NameScope, list[Any]]] = []  # others, with the nodes in each
 
     def visit(self, nodes: list[Any]) -> None:
         """Record what the nodes of one scope, and all below them, bind and read.
 
         `nodes` is a stack, which ends empty. The insides of a def or the like go to `waiting`.
         """
-        pop, push, add_node = nodes.pop, nodes.append, self.scopes.nodes.append
+        pop, push, add_node = nodes.pop, nodes.append, self.scopes.nodes.append  # a hot loop
         parents, loads = self.scopes.parents, self.scope.loads
         visited_fields, binders, name, load = _VISITED, _BINDERS, ast.Name, ast.Load
         while nodes:
@@ -227,8 +227,8 @@ class _Walk:
     def _enter(self, node: Any, nodes: list[Any]) -> list[Any]:
         """Begin the scope of a def, class or the like, and return a new stack for its insides.
 
-        Its decorators and defaults, which are evaluated in the scope around, go to the stack
-        `nodes` of that scope.
+        Its decorators and defaults, which are evaluated in the scope around, go to `nodes`, the
+        stack of that scope.
         """
         scope = NameScope(node, self.scope)
         self.scopes.children.setdefault(self.scope, []).append(scope)
@@ -236,12 +236,12 @@ class _Walk:
         self.scopes.of[node] = scope
         for part, parent in _parts_outside(node):
             self.scopes.parents[part] = parent
-            self.scopes.scope_of[part] = self.scope
+            self.scopes.around[part] = self.scope
             nodes.append(part)
         # Of `[... for x in xs for y in ys]`, `ys` is inside: only `xs` is computed outside.
-        other_loops = getattr(node, "generators", ())[1:]
-        self.scopes.parents.update((generator.iter, generator) for generator in other_loops)
-        inside = [generator.iter for generator in other_loops]
+        later_generators = getattr(node, "generators", ())[1:]
+        self.scopes.parents.update((loop.iter, loop) for loop in later_generators)
+        inside = [loop.iter for loop in later_generators]
         self.waiting.append((scope, inside))
         return inside
 

@@ -56,10 +56,10 @@ class Module:
         self.statement: Callable[[ast.AST], ast.stmt] = self.scopes.statement
         self.ancestors: Callable[[ast.AST], Iterator[ast.AST]] = self.scopes.ancestors
         self._flow = functools.cache(functools.partial(NameFlow, self.scopes))
-        self._elsewhere = elsewhere
-        self._depth = 0
-        self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
-        self._canonical: dict[str, Meaning] = {}
+        self._look_up_elsewhere = elsewhere
+        self._chain_length = 0  # of the aliases that are followed now
+        self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}  # by scope that binds it
+        self._canonical: dict[str, Meaning] = {}  # by dotted name, such as "compat.pmap"
         self.results: dict[Callable[..., Any], dict[Any, Any]] = {}  # of functions kept by `once`
 
     def offset(self, line: int, column: int) -> int:
@@ -159,10 +159,10 @@ class Module:
         key = (binding_scope, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of aliases, `a = b; b = a`
-            if self._depth < _LONGEST_CHAIN:
-                self._depth += 1
+            if self._chain_length < _LONGEST_CHAIN:
+                self._chain_length += 1
                 self._meanings[key] = self._common_meaning(binding_scope, bindings)
-                self._depth -= 1
+                self._chain_length -= 1
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
@@ -170,7 +170,7 @@ class Module:
         if name not in self._canonical:
             self._canonical[name] = Meaning(name)  # ends a circle of imports
             is_library = name.partition(".")[0] in KNOWN
-            in_project = None if is_library else self._elsewhere(name)
+            in_project = None if is_library else self._look_up_elsewhere(name)
             self._canonical[name] = in_project or Meaning(name)
         return self._canonical[name]
 
@@ -248,22 +248,22 @@ class Module:
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
-        """The names and attributes by meaning, only the longest: `jax.lax.psum`, not its `jax`."""
+        """By meaning, the nodes of the longest names: `{"jax.lax.psum": [lax.psum]}`, not `lax`."""
         uses: dict[str, list[ast.expr]] = {}
         parents = self.scopes.parents
-        for scope in self.scopes.all:
-            for name, loads in scope.loads.items():
-                meaning_of_name = self.meaning_of_name(scope, name)
-                if meaning_of_name is None:
-                    continue
-                for load in loads:
-                    node: Any = load
-                    meaning = meaning_of_name
-                    # From `jax` outwards to `jax.lax`, `jax.lax.psum`.
-                    while not meaning.is_partial and isinstance(parents[node], ast.Attribute):
-                        node = parents[node]
-                        meaning = self.canonical(f"{meaning.name}.{node.attr}")
-                    uses.setdefault(meaning.name, []).append(node)
+        names = ((scope, *item) for scope in self.scopes.all for item in scope.loads.items())
+        for scope, name, loads in names:
+            meaning_of_name = self.meaning_of_name(scope, name)
+            if meaning_of_name is None:
+                continue
+            for load in loads:
+                node: Any = load
+                meaning = meaning_of_name
+                # From `jax` outwards to `jax.lax`, `jax.lax.psum`.
+                while not meaning.is_partial and isinstance(parents[node], ast.Attribute):
+                    node = parents[node]
+                    meaning = self.canonical(f"{meaning.name}.{node.attr}")
+                uses.setdefault(meaning.name, []).append(node)
         return uses
 
     def uses(self, *names: str) -> list[ast.expr]:

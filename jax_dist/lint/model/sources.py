@@ -192,9 +192,7 @@ _SUFFIXES = (".py", ".pyi", ".ipynb")
 
 def display(path: str) -> str:
     """Return a path for a message, with what would move a cursor or end a line escaped."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in path
-    )
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in path)
 
 
 def read_bytes(path: str) -> bytes:
@@ -237,9 +235,7 @@ def _files_in(top: str, exclude: Patterns, skipped: list[str]) -> Iterator[str]:
         if "pyvenv.cfg" in names and folder != top:  # a virtual environment, whatever its name
             folders.clear()
             continue
-        folders[:] = (
-            name for name in folders if not exclude.match(os.path.join(folder, name), name)
-        )
+        folders[:] = [x for x in folders if not exclude.match(os.path.join(folder, x), x)]
         for name in names:
             path = os.path.normpath(os.path.join(folder, name))
             if name.endswith(_SUFFIXES) and _is_regular(path) and not exclude.match(path, name):

@@ -29,15 +29,15 @@ class Kind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Stacking:
+class Stacking:
     """One call that adds, splits or removes a leading dimension over devices."""
 
-    kind: Kind  # of the result
-    of: ast.expr  # the operand
+    kind: Kind  # of the result: SPLIT of `x.reshape((n, -1))`
+    operand: ast.expr  # the `x`
     count: ast.expr | None = None  # the number of devices, where it is written
 
 
-def stacking(module: Module, node: ast.expr) -> _Stacking | None:
+def read_stacking(module: Module, node: ast.expr) -> Stacking | None:
     """Return how a call changes the leading dimension over devices; None for other expressions.
 
     Such calls are `flax.jax_utils.replicate(x)`, `x.reshape((jax.device_count(), -1))` or
@@ -48,17 +48,17 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
         return None
     name = module.qualified_name(node.func) or ""
     if name in _KIND_OF_RESULT and node.args:
-        return _Stacking(_KIND_OF_RESULT[name], node.args[0])
+        return Stacking(_KIND_OF_RESULT[name], node.args[0])
     if name in TREE_MAPS:
-        return _stacking_of_leaves(module, node)
-    change = _stacking_by_count(module, node, name)
+        return _read_tree_map(module, node)
+    change = _read_call_with_count(module, node, name)
     if change is None or change.count is None or not counts_devices(module, change.count):
         return None
     if change.kind is Kind.SPLIT:  # but a list of devices that is reshaped to a mesh is no batch
-        parts = [part for part in ast.walk(change.of) if isinstance(part, ast.Name | ast.Attribute)]
-        for part in parts:
-            if module.qualified_name(part) in _LIST_DEVICES or lists_devices(module, part):
-                return None
+        names = [x for x in ast.walk(change.operand) if isinstance(x, ast.Name | ast.Attribute)]
+        is_list = lambda name: module.qualified_name(name) in _LIST_DEVICES
+        if any(is_list(name) or lists_devices(module, name) for name in names):
+            return None
     return change
 
 
@@ -107,11 +107,11 @@ def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr 
     return None, None
 
 
-def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
-    """Return how a call `tree_map(function, tree)` changes the leading dimension of each leaf.
+def _read_tree_map(module: Module, call: ast.Call) -> Stacking | None:
+    """Return how a call such as `tree_map(replicate, tree)` changes each leaf of the tree.
 
     The function is a library's, such as Flax's `replicate`, or one of this file that changes its
-    only parameter, `lambda x: x.reshape((n, -1))`. None for any other call.
+    only parameter: `lambda x: x.reshape((n, -1))`. None for any other function.
     """
     if len(call.args) != 2:
         return None
@@ -119,15 +119,15 @@ def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
     if isinstance(function, ast.Name | ast.Attribute):
         kind = _KIND_OF_RESULT.get(module.qualified_name(function) or "")
         if kind is not None:
-            return _Stacking(kind, tree)
-    parameter, result = _leaf_function(module, function)
-    change = stacking(module, result) if parameter and result else None
-    if change is None or not (isinstance(change.of, ast.Name) and change.of.id == parameter):
-        return None
-    return _Stacking(change.kind, tree, change.count)
+            return Stacking(kind, tree)
+    parameter, result = _leaf_function(module, function)  # "x", and the node that is returned
+    change = read_stacking(module, result) if parameter and result else None
+    operand = None if change is None else change.operand
+    is_parameter = isinstance(operand, ast.Name) and operand.id == parameter
+    return Stacking(change.kind, tree, change.count) if change and is_parameter else None
 
 
-def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking | None:
+def _read_call_with_count(module: Module, call: ast.Call, name: str) -> Stacking | None:
     """Return what a call does to the leading dimension if its count is the number of devices.
 
     `x.reshape((n, -1))` splits a batch over devices only if `n` counts them: that is for the caller
@@ -137,24 +137,24 @@ def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking |
     function = last if home in ("jax.numpy", "numpy") else name
     match function, call.args:
         case "jax.random.split", [key, *_]:
-            return _Stacking(Kind.KEYS, key, _argument(call, 1, "num"))
+            return Stacking(Kind.KEYS, key, _argument(call, 1, "num"))
         case "stack" | "array" | "asarray", [copies, *_]:  # `[x] * n`
             copied = _copied_value(copies)
-            return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
+            return None if copied is None else Stacking(Kind.REPLICATED, *copied)
         # Both of `broadcast_to(x[None], shape)` and `broadcast_to(x, shape)`, x is copied.
         case "broadcast_to", [ast.Subscript(value=x, slice=ast.Constant(value=None)) | x, *_]:
             shape = _argument(call, 1, "shape")
-            return _Stacking(Kind.REPLICATED, x, _first_size(module, shape))
+            return Stacking(Kind.REPLICATED, x, _first_size(module, shape))
         # `repeat(x[None], n, 0)`, `tile(x[None], (n, 1))`
         case "repeat" | "tile", [ast.Subscript(value=x, slice=ast.Constant(value=None)), n, *_]:
-            return _Stacking(Kind.REPLICATED, x, _first_size(module, n) or n)
+            return Stacking(Kind.REPLICATED, x, _first_size(module, n) or n)
         case "reshape", [x, shape]:
-            return _Stacking(Kind.SPLIT, x, _first_size(module, shape))
+            return Stacking(Kind.SPLIT, x, _first_size(module, shape))
     match call.func, call.args:
         case ast.Attribute(value=x, attr="reshape"), [shape]:  # `x.reshape((n, -1))`
-            return _Stacking(Kind.SPLIT, x, _first_size(module, shape))
+            return Stacking(Kind.SPLIT, x, _first_size(module, shape))
         case ast.Attribute(value=x, attr="reshape"), [n, _, *_]:  # `x.reshape(n, -1)`
-            return _Stacking(Kind.SPLIT, x, n)
+            return Stacking(Kind.SPLIT, x, n)
     return None
 
 
@@ -210,8 +210,8 @@ def counts_devices(
 ) -> bool:
     """Return whether an expression, such as `jax.device_count()`, is the number of devices.
 
-    A variable is if all its values are; `by_name`: also one whose value is not known, if it has a
-    name such as `num_devices`. `seen` has the expressions that led here.
+    A variable is the number if all values that it may have are; with `by_name`, also if its values
+    are not known, and its name is such as `num_devices`. `seen` has the expressions that led here.
     """
     if node in seen:
         return False

@@ -89,7 +89,7 @@ _FUNCTION_POSITIONS: dict[str, tuple[int, ...]] = {
 }
 
 
-def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
+def find_transformation(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
     """Return `("jax.jit", call)` of `jit(function)`; None if no tracing call takes `function`."""
     call = module.parent(function)
     if not isinstance(call, ast.Call) or call.func is function:
@@ -132,7 +132,6 @@ def _transformation_of(module: Module, function: scopes.Function) -> str | None:
     """Return "jax.jit" of `@jit def f` or of `jit(f)`, or another such name; None if none."""
     for name, _ in decorators(module, function):
         return name
-    is_lambda = isinstance(function, ast.Lambda)
-    references = [function] if is_lambda else functions.reads(module, function) or ()
-    calls = filter(None, (given_to(module, reference) for reference in references))
-    return next((name for name, _ in calls), None)
+    reads = [function] if isinstance(function, ast.Lambda) else functions.reads(module, function)
+    transformations = filter(None, (find_transformation(module, read) for read in reads or ()))
+    return next((name for name, _call in transformations), None)

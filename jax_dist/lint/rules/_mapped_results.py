@@ -17,9 +17,7 @@ from jax_dist.primitives import functions_of
 _MOST_STEPS = 300  # for one value: in some files everything flows everywhere
 _LONGEST_PATH = 8  # `node = node.next` in a loop would make it longer without end
 
-_OF_ANY_ARRAY = frozenset(
-    ("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T")
-)
+_OF_ANY_ARRAY = {"shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Origin:
         return "out_axes" not in self.site.arguments and not self.site.unknown
 
 
-_Step: TypeAlias = tuple[ast.expr, Path]  # an expression, and the part of it that is meant
+_Part: TypeAlias = tuple[ast.expr, Path]  # of `f()[0]["w"]`, the `f()` and (0, "w")
 
 
 @once
@@ -49,10 +47,13 @@ def mapped_calls(module: Module) -> dict[ast.Call, Site]:
 
 
 def origins(module: Module, node: ast.expr) -> list[Origin]:
-    """Return all calls of mapped functions that may have made a value; [] if not all are known."""
+    """Return all calls of mapped functions that may have made a value; [] if not all are known.
+
+    After `params, _ = step(x)`, of `params["w"]` that is the call `step(x)` with the path (0, "w").
+    """
     origins: list[Origin] = []
-    seen: set[_Step] = set()
-    waiting: list[_Step] = [(node, ())]
+    seen: set[_Part] = set()
+    waiting: list[_Part] = [(node, ())]
     while waiting:
         value, path = waiting.pop()
         if (value, path) in seen:
@@ -66,18 +67,18 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
                 return []
             origins.append(Origin(value, site, path))
             continue
-        previous = _previous_steps(module, value, path)
+        previous = _go_back(module, value, path)
         if previous is None:
             return []
         waiting += previous
     return origins
 
 
-def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
-    """Return what the part at `path` of a node may be, one definition back; None if unknown.
+def _go_back(module: Module, node: ast.expr, path: Path) -> list[_Part] | None:
+    """Return the parts of expressions that the part of a node at `path` may be; None if unknown.
 
-    After `params, _ = f()`, the part ("w",) of `params` is the part (0, "w") of `f()`; the part ()
-    of `params["w"]` is the part ("w",) of `params`.
+    For `params["w"]` and () it is `params` and ("w",); for `params` and ("w",), after
+    `params, _ = f()`, it is `f()` and (0, "w").
     """
     if isinstance(node, ast.Attribute) and node.attr not in _OF_ANY_ARRAY:
         return [(node.value, (f".{node.attr}", *path))]
@@ -86,20 +87,20 @@ def _previous_steps(module: Module, node: ast.expr, path: Path) -> list[_Step] |
         return [(node.value, (key, *path))] if isinstance(key, str) else None
     if not isinstance(node, ast.Name):
         return None
-    steps: list[_Step] = []
+    parts: list[_Part] = []
     for binding in module.reaching(node) or ():
         if binding.kind == "assign" and binding.value:
-            steps.append((binding.value, path))
+            parts.append((binding.value, path))
             continue
         if not isinstance(binding.node, ast.Name):
             return None  # a parameter, an import
         unpacked = functions.unpack_target(module, binding.node)
         if unpacked is not None:
             value, path_in_value = unpacked
-            steps.append((value, (*path_in_value, *path)))
+            parts.append((value, (*path_in_value, *path)))
         elif not isinstance(binding.node.ctx, ast.Del):  # `del params` is no value
             return None
-    return steps or None
+    return parts or None
 
 
 _RETURN_SAME_TREE = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
@@ -119,16 +120,16 @@ def is_array(module: Module, origin: Origin) -> bool:
 
 
 def _is_array(module: Module, node: ast.expr, path: Path, depth: int = 0) -> bool:
-    """Return whether the value at `path` in an expression is surely one array.
+    """Return whether the part of an expression at `path` is surely one array.
 
-    Of `(jnp.sum(x), state)` the value at (0,) is; of `state` nothing is known.
+    Of `(jnp.sum(x), state)` the part at (0,) is; of `state` nothing is known.
     """
     value = module.value(node) if isinstance(node, ast.Name) and depth < 8 else None
     if value is not None:
         return _is_array(module, value, path, depth + 1)
     if isinstance(node, ast.Tuple | ast.List | ast.Dict):
-        part = functions.part_of(node, path)
-        return part is not None and _is_array(module, part, path[1:], depth + 1)
+        item = functions.part_of(node, path)  # at the first step of the path
+        return item is not None and _is_array(module, item, path[1:], depth + 1)
     if path:
         return False
     if isinstance(node, ast.BinOp):  # not if it may be of tuples: `a + b`, `[x] * 2`

@@ -82,14 +82,14 @@ def _find_attributes(module: Module, entries: Mapping[str, Rename]) -> Findings:
         entry = _entry_for(entries, name)
         if entry is None:
             continue
-        for use in module.uses(name):
-            # Of `jax.old.name.more`, the node `jax.old.name`.
-            node = use
+        for node in module.uses(name):
+            # The entry may be for a module: of `jax.old.name`, take the node `jax.old`.
             for _ in range(name.count(".") - entry.old.count(".")):
                 node = node.value if isinstance(node, ast.Attribute) else node
             # An alias from another file, `compat.tree_map`, does not write out the old name.
             home = module.qualified_name(node.value) if isinstance(node, ast.Attribute) else None
-            if home == entry.old.rpartition(".")[0] and not is_guarded(module, node):
+            is_written_out = home == entry.old.rpartition(".")[0]
+            if is_written_out and not is_guarded(module, node):
                 yield Found(node, entry.message, _attribute_fix(module, entry, node), entry.needs)
 
 
@@ -109,9 +109,9 @@ def _attribute_fix(module: Module, entry: Rename, node: ast.expr) -> Fix | None:
 
 
 def _may_change_isinstance(module: Module, entry: Rename, node: ast.AST) -> bool:
-    """Return whether `jax.Array` would replace a narrower type, such as KeyArray, in running code.
+    """Return whether `jax.Array` in place of `node`, an old array type, may change what code does.
 
-    `isinstance(x, jax.Array)` is true of more than keys; in an annotation it changes nothing.
+    `isinstance(x, jax.Array)` is true of more than `KeyArray` was; annotations change nothing.
     """
     if entry.new != "jax.Array":
         return False
@@ -119,7 +119,7 @@ def _may_change_isinstance(module: Module, entry: Rename, node: ast.AST) -> bool
     for around in module.ancestors(node):
         if isinstance(around, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
             annotation = getattr(around, "annotation", getattr(around, "returns", None))
-            return child is not annotation
+            return child is not annotation  # which holds the node
         child = around
     return True
 
@@ -150,7 +150,7 @@ def _import_fixes(
     one, or if the new one cannot be used wherever the file reads the name.
     """
     new_names: dict[ast.alias, str] = {}
-    argument_edits: list[Edit] = []
+    argument_edits: list[Edit] = []  # such as of keywords that have other names
     for alias, entry in old.items():
         reads = module.reads(module.scope(statement), alias.asname or alias.name)
         if not entry.new or any(_may_change_isinstance(module, entry, read) for read in reads):
@@ -160,9 +160,9 @@ def _import_fixes(
             if not reads or None in edits_by_read:  # not read here: by files that import it
                 continue
             argument_edits += [edit for edits in edits_by_read for edit in edits or ()]
-        # An entry may be for a module around the name: what follows the module stays.
-        below_entry = f"{statement.module}.{alias.name}"[len(entry.old) :]
-        new_names[alias] = entry.imported + below_entry
+        # Of `from jax.old import name`, the entry may be for "jax.old": then ".name" stays.
+        name = f"{statement.module}.{alias.name}"
+        new_names[alias] = entry.imported + name.removeprefix(entry.old)
     import_edits = _import_edits(module, statement, new_names) if new_names else None
     if import_edits is None:
         return {}

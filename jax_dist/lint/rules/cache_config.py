@@ -39,12 +39,12 @@ def cache_config(module: Module) -> Findings:
 
 
 def _time_fix(module: Module, call: ast.Call) -> Fix | None:
-    """Return the fix that sets the least compile time to 0 above a call; None inside a line."""
-    indent, _ = module.margins(call)
-    if not isinstance(module.parent(call), ast.Expr) or indent.strip():
-        return None
+    """Return the fix that sets the least compile time to 0, in a line above a call."""
+    text_before, _ = module.margins(call)
+    if not isinstance(module.parent(call), ast.Expr) or text_before.strip():
+        return None  # the call is part of a statement, or shares its line with another
     name, imports = module.name_for("jax.config.update", call)
     quote = "'" if "'" in module.text(call) else '"'
     start = module.offset(call.lineno, 0)
-    edit = Edit(start, start, f"{indent}{name}({quote}{_MIN_TIME}{quote}, 0)\n")
+    edit = Edit(start, start, f"{text_before}{name}({quote}{_MIN_TIME}{quote}, 0)\n")
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)

@@ -101,21 +101,21 @@ def _may_be_large(module: Module, argument: ast.expr) -> bool:
         if isinstance(function, ast.Attribute) and function.attr in _METHODS_THAT_KEEP_SIZE:
             return _may_be_large(module, function.value)
         is_known = (module.qualified_name(function) or "").startswith(_ARRAY_LIBRARIES)
-        return _makes_large_array(module, argument) if is_known else True
-    if isinstance(argument, ast.Constant):
-        return isinstance(argument.value, str)  # the file that is loaded
-    nodes = list(ast.walk(argument))
+        return not is_known or _makes_large_array(module, argument)
+    if isinstance(argument, ast.Constant):  # a number, or the name of a file, as in `np.load("a")`
+        return isinstance(argument.value, str)
+    nodes = list(ast.walk(argument))  # of a literal, one for each number that it writes out
     return len(nodes) >= _LARGE or any(isinstance(node, ast.Name | ast.Call) for node in nodes)
 
 
-def _has_large_shape(call: ast.Call, position: int, library: str) -> bool:
-    """Return whether a call, whose shape is at a position, may make an array of 1024 numbers."""
+def _has_large_shape(call: ast.Call, shape_position: int, library: str) -> bool:
+    """Return whether a call such as `jnp.zeros(shape)` may make an array of 1024 numbers."""
     shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
-    if library != "numpy.random":  # whose functions take sizes in many places
-        shapes += call.args[position : position + 1]
+    if library != "numpy.random":  # whose functions differ in the position of the size
+        shapes += call.args[shape_position : shape_position + 1]
     if not shapes:
         return False  # a single number
     sizes = shapes[0].elts if isinstance(shapes[0], ast.Tuple | ast.List) else [shapes[0]]
     numbers: list[Any] = [getattr(size, "value", None) for size in sizes]
-    is_written = all(isinstance(number, int | float) for number in numbers)
-    return not is_written or math.prod(numbers) >= _LARGE
+    is_literal = all(isinstance(number, int | float) for number in numbers)
+    return not is_literal or math.prod(numbers) >= _LARGE

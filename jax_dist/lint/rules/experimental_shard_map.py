@@ -15,7 +15,7 @@ def _pass_by_keyword(module: Module, use: ast.expr) -> list[Edit] | None:
     `shard_map(f, mesh, i, o)` becomes `shard_map(f, mesh=mesh, in_specs=i, out_specs=o)`. None if
     an argument cannot be read, or would need more than its name.
     """
-    site = pmaps.site(module, use)
+    site = pmaps.read_site(module, use)
     if not site.is_application or site.unknown or len(site.args) > len(_PARAMETERS):
         return None
     if site.fun is None or "auto" in site.arguments:

@@ -43,14 +43,14 @@ def fake_device_axis(module: Module) -> Findings:
         for node in module.uses(name):
             yield Found(node, message)
     calls = [call for call in module.nodes(ast.Call) if scopes.last_name(call.func) in _MAY_STACK]
-    stackings = {call: stacking.stacking(module, call) for call in calls}
+    changes = {call: stacking.read_stacking(module, call) for call in calls}
     # Of `tree_map(lambda x: x.reshape((n, -1)), batch)`, only the outer call is reported.
     in_tree_maps: set[ast.AST] = set()
-    for call, change in stackings.items():
-        if change and module.qualified_name(call.func) in stacking.TREE_MAPS:
+    for call, change in changes.items():
+        if change is not None and module.qualified_name(call.func) in stacking.TREE_MAPS:
             in_tree_maps.update(ast.walk(call.args[0]))
     has_pmap = b"pmap" in module.source.code  # where a name such as `num_devices` is enough
-    for call, change in stackings.items():
+    for call, change in changes.items():
         if call in in_tree_maps or not change or not change.count or change.kind not in _MESSAGES:
             continue
         if stacking.counts_devices(module, change.count, by_name=has_pmap):

@@ -36,8 +36,8 @@ def fresh_function_in_loop(module: Module) -> Findings:
         return
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
     for site in pmaps.applications(module, names):
-        node, loop = site.node, _loop_around(module, site.node)
-        if loop is None or not _is_fresh(module, site.fun, loop):
+        node, loop = site.node, _loop_around(module, site.node)  # the node: `jit(lambda x: x)`
+        if loop is None or not _is_made_in_loop(module, site.fun, loop):
             continue
         if traced.transformation_around(module, node):
             continue  # the loops of traced code run once
@@ -61,13 +61,13 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
     return None
 
 
-def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
+def _is_made_in_loop(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether `fun` is a lambda, partial or def in the loop itself, or a name for one."""
     value: Any = traced.resolve_name(module, fun) or fun
-    name = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
-    if name in PARTIAL:
+    called = module.qualified_name(value.func) if isinstance(value, ast.Call) else None
+    if called in PARTIAL:
         return _loop_around(module, value) is loop
-    if name in traced.SHARD_MAP and value.args:  # which `innermost` does not look through
+    if called in traced.SHARD_MAP and value.args:  # of `shard_map(f, ...)`, the `f`
         value = value.args[0]
-    function = functions.innermost(module, value)
+    function = functions.innermost(module, value)  # of `vmap(f)`, the def of f
     return function is not None and _loop_around(module, function) is loop

@@ -13,6 +13,8 @@ from jax_dist.primitives import functions_of
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
 _MOST_ALIASES = 6  # the longest chain `a = b; c = a` that is followed
+_MESSAGE = "the gradient by '{name}', which is replicated, is summed over the devices: "
+_MESSAGE += "use check_vma=False, or pmean in the loss"
 
 
 @Rule(
@@ -29,25 +31,26 @@ _MOST_ALIASES = 6  # the longest chain `a = b; c = a` that is followed
     since=(0, 6, 1),
 )
 def gradient_of_replicated(module: Module) -> Findings:
-    gradients = module.uses(*_GRADIENTS)
+    gradients = module.uses(*_GRADIENTS)  # each `jax.grad`
     seen: set[ast.AST] = set()
     for site, function in traced.bodies(module, "shard_map") if gradients else ():
-        if site.unknown or not all(map(module.holds, site.arguments.values())):
-            continue  # some arguments are in `**options`, or in another file
-        checks = [site.arguments.get(name) for name in ("check_vma", "check_rep")]
-        if any(check and module.text(check) != "True" for check in checks):
-            continue
-        is_replicated = _replicated_parameters(module, site, function)
-        if all(is_replicated.values()):
-            continue  # nothing is sharded, or not all is known
-        body = _Body(module, function, is_replicated)
+        body = _read_body(module, site, function)
         for gradient in gradients:
-            name = body.find_summed(gradient) if gradient not in seen else None
+            name = body.find_summed(gradient) if body and gradient not in seen else None
             if name is not None:
                 seen.add(gradient)
-                remedy = "use check_vma=False, or pmean in the loss"
-                message = f"the gradient by '{name}', which is replicated, is summed over the"
-                yield Found(gradient, f"{message} devices: {remedy}")
+                yield Found(gradient, _MESSAGE.format(name=name))
+
+
+def _read_body(module: Module, site: Site, function: scopes.Function) -> "_Body | None":
+    """Return the function of a shard_map; None if JAX sums no gradients in it, or if unknown."""
+    if site.unknown or not all(map(module.holds, site.arguments.values())):
+        return None  # some arguments are in `**options`, or in another file
+    checks = [site.arguments.get(name) for name in ("check_vma", "check_rep")]
+    if any(check and module.text(check) != "True" for check in checks):
+        return None
+    is_replicated = _replicated_parameters(module, site, function)  # {} if unknown
+    return None if all(is_replicated.values()) else _Body(module, function, is_replicated)
 
 
 def _replicated_parameters(
@@ -77,10 +80,10 @@ class _Body:
     is_replicated: dict[ast.AST, bool]  # by parameter of the function
 
     def find_summed(self, gradient: ast.expr) -> str | None:
-        """Return the code of the argument by which `jax.grad` sums its gradient over the devices.
+        """Return "w" if JAX sums the gradient of `jax.grad(loss)(w, x)` over devices, else None.
 
-        JAX does so if that argument is replicated, another value that the loss uses is sharded, and
-        the loss has no collective. None if there is no such argument.
+        JAX does so if w is replicated, another value that the loss uses is sharded, and the loss
+        has no collective. `gradient` is the node `jax.grad`.
         """
         if not self.module.is_inside(gradient, self.function):
             return None
@@ -91,7 +94,7 @@ class _Body:
             others = [value for value in call.args if value is not argument]
             others += self._captures(function)
             has_sharded = any(self._is_same_on_devices(value) is False for value in others)
-            if self._is_same_on_devices(argument) and has_sharded:
+            if has_sharded and self._is_same_on_devices(argument) is True:
                 return self.module.text(argument)
         return None
 

@@ -28,11 +28,11 @@ def index_zero_of_sharded(module: Module) -> Findings:
         yield Found(node, message, _fix_of_flax(module, node))
     for call in filter(None, map(module.call_of, module.uses(*stacking.TREE_MAPS))):
         tree = stacking.first_of_leaves(module, call)  # of `tree_map(lambda x: x[0], tree)`
-        origins = [] if tree is None else _mapped_results.origins(module, tree)
-        if origins:
+        tree_origins = [] if tree is None else _mapped_results.origins(module, tree)
+        if tree_origins:
             message = "`x[0]` of sharded arrays computes over the whole mesh"
-            result = getattr(call.args[0], "body", None)  # the `x[0]`, if in a lambda
-            yield Found(call, message, _fix(module, result, origins))
+            index = call.args[0].body if isinstance(call.args[0], ast.Lambda) else None  # `x[0]`
+            yield Found(call, message, _fix(module, index, tree_origins))
     for node in module.nodes(ast.Subscript) if _mapped_results.mapped_calls(module) else ():
         if module.text(node.slice) != "0" or not isinstance(node.ctx, ast.Load):
             continue

@@ -22,10 +22,10 @@ def jit_of_pmap(module: Module) -> Findings:
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
                 yield _make_finding(decorator, name, pmaps.remove_jit(module, decorator, site.node))
-        for mapped in pmaps.held_by(module, site):  # `pmap(f)`, and the names for it
-            transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
-            if transformed is not None:  # `jit(pmap(f))`
-                name, outer = transformed
+        for mapped in pmaps.find_results(module, site):  # `pmap(f)`, and the names for it
+            jit, call = traced.find_transformation(module, mapped), module.call_of(mapped)
+            if jit is not None:  # `jit(pmap(f))`, or grad, scan and the like
+                name, outer = jit
                 edits = pmaps.remove_jit(module, outer, mapped) if mapped is site.node else ()
                 yield _make_finding(outer, name, edits)
             elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted

@@ -12,8 +12,8 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
 
 
 def _jit_edits(module: Module, use: ast.expr) -> list[Edit] | None:
-    """Return [] (no edits) if `jax.jit` takes the same arguments as this use of pjit; else None."""
-    site = pmaps.site(module, use)
+    """Return [] (no edits) if `jax.jit` takes the same arguments as this `pjit`; else None."""
+    site = pmaps.read_site(module, use)  # `pjit(f, ...)` or a decorator, without `**options`
     if not site.is_application or site.args or site.unknown or site.fun is None:
         return None
     if not site.arguments.keys() <= _SAME_IN_JIT | _SHARDINGS:
@@ -31,7 +31,7 @@ def _constraint_edits(module: Module, use: ast.expr) -> list[Edit] | None:
 
 
 _PJIT = "jax.experimental.pjit.pjit"
-_OLD = (
+_OLD_NAMES = (
     Rename(_PJIT, "jax.jit", deprecated="0.8.0", needs=(0, 4, 14), edit_arguments=_jit_edits),
     Rename(
         "jax.experimental.pjit.with_sharding_constraint",
@@ -49,7 +49,7 @@ _OLD = (
     "the mesh of `with mesh:`, where `jax.jit` needs `with jax.set_mesh(mesh):` and raises a "
     "RuntimeError otherwise (jax 0.10.2): so there is no fix with shardings but None.",
     instead="f = jax.jit(g, donate_argnums=0)",
-    triggers=_renames.mentions(_OLD),
+    triggers=_renames.mentions(_OLD_NAMES),
 )
 def pjit_to_jit(module: Module) -> Findings:
-    yield from _renames.find_renamed(module, _OLD)
+    yield from _renames.find_renamed(module, _OLD_NAMES)

@@ -23,7 +23,7 @@ def shard_map_no_jit(module: Module) -> Findings:
         is_def = isinstance(site.fun, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_def and any(traced.decorators(module, site.fun)):
             continue
-        for mapped in pmaps.held_by(module, site):  # `shard_map(f)`, and the names for it
+        for mapped in pmaps.find_results(module, site):  # `shard_map(f)`, and the names for it
             call = module.call_of(mapped)
             if call is not None and _is_eager(module, call):
                 name = mapped.id if isinstance(mapped, ast.Name) else "its call"

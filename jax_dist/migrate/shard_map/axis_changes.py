@@ -78,12 +78,13 @@ class AxisChanges:
     def _read_call(
         self, module: Module, node: ast.expr, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
-        """Return what the outermost call does to the device axis of its `x`; None if unknown."""
-        # `depth`: how many functions lead to it. `is_leaf`: it is in the function of a `tree.map`,
-        # so that `x` is an array, and `x[0]` and methods of arrays count as well.
-        stacked = stacking.stacking(module, node)  # by a library's function, as Flax's `replicate`
+        """Return what the outermost call of an expression does to the device axis; None if unknown.
+
+        `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
+        """
+        stacked = stacking.read_stacking(module, node)
         if stacked is not None:
-            return AxisChange(stacked.kind, stacked.of)
+            return AxisChange(stacked.kind, stacked.operand)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
         if is_leaf and name is None:
             return _read_method(node)

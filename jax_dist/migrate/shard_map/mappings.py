@@ -129,7 +129,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     """Return all calls of a mapped function. Raises CannotMigrate if other files may call it."""
     # From `pmap(f)`, they are found through the names, fields, parameters and results that hold it.
     calls: set[ast.Call] = set()
-    handles = [*pmaps.held_by(module, site)]  # expressions whose value is the mapped function
+    handles = [*pmaps.find_results(module, site)]  # expressions whose value is the mapped function
     for handle in handles:
         call = module.call_of(handle)
         if call is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jax_dist import _codes
 from jax_dist.lint.findings import Fix, Safety
-from jax_dist.lint.model import functions
+from jax_dist.lint.model import functions, pmaps
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate import renames
@@ -85,7 +85,7 @@ def _make_plan(
     """Return the plan of the functions that can be migrated, and the places of the others."""
     mapped_functions: list[Pmapped] = []
     left: list[PlannedPlace] = []
-    for site in renames.find_sites(module, target):
+    for site in pmaps.sites(module, renames.replaced_names(module, "pmap", target)):
         line = module.source.position(module.span(site.reference)[0]).line
         if site.is_application and (lines is None or line in lines):
             try:

@@ -120,7 +120,6 @@ def compare(
     is noted, as later ones may follow from it.
 
     Args:
-      command: what was run, before and after.
       places: where functions are mapped, by path and line of the old text.
       may_round: allow rounding errors, as of sums over a whole batch instead of its parts.
     """
@@ -160,9 +159,8 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
 class _ProcessComparison:
     """The comparison of the calls of one process, in the order they were made.
 
-    A "deviation" is the largest difference of two arrays, relative to the largest element of the
-    old one. How much of it is rounding, replays show: runs of a step alone, on arguments that were
-    perturbed by about the precision of its numbers.
+    A "deviation" is the largest difference of two arrays, relative to the old one's largest
+    element. Replays show what of it is rounding: runs of a step alone, on perturbed arguments.
     """
 
     def __init__(self, verdicts: Sequence[Verdict], *, may_round: bool):
@@ -173,10 +171,7 @@ class _ProcessComparison:
         self._largest_deviation = 0.0  # of all results so far
 
     def judge(self, number: int, old: RecordedCall, new: RecordedCall | None) -> None:
-        """Count the `number`-th call in the verdict on its place; `new` is None if it was not made.
-
-        Only the first difference is noted, since later ones may follow from it.
-        """
+        """Count a call in the verdict on its place; `new` is None if it was not made again."""
         of_file = [verdict for verdict in self._verdicts if verdict.path == old.path]
         if not of_file:
             return
@@ -184,25 +179,20 @@ class _ProcessComparison:
         verdict = min(of_file, key=lambda verdict: abs(verdict.line - old.line))
         verdict.name = verdict.name or old.name
         verdict.calls += 1
-        if new is not None and new.replay:
-            self._judge_replay(number, new.replay, verdict)
-        text = self._describe_difference((verdict.path, verdict.line), old, new)
-        if not text:
-            verdict.same += 1
-            verdict.raised += bool(old.raised)
-        elif not any(verdict.difference for verdict in self._verdicts):
-            verdict.difference = f"call {number + 1}, {text}"
-
-    def _judge_replay(self, number: int, replay: Mapping[str, Any], verdict: Verdict) -> None:
-        """Note what a replay of the `number`-th call showed; see `RecordedCall.replay`."""
-        if not replay["text"]:
+        place, replay = (verdict.path, verdict.line), None if new is None else new.replay
+        if replay and not replay["text"]:  # it gave the same
             verdict.replays += 1
-            self._perturbation = replay["epsilon"]
-            self._tolerances[verdict.path, verdict.line] = replay["tolerances"]
-        elif not verdict.difference:
+            self._perturbation, self._tolerances[place] = replay["epsilon"], replay["tolerances"]
+        elif replay and not verdict.difference:
             # A replay starts from the arguments of the old run: no earlier call is the cause.
             verdict.difference = f"call {number + 1}, {replay['text']}"
             verdict.reason = replay["reason"]
+        text = self._describe_difference(place, old, new)
+        if not text:
+            verdict.same += 1
+            verdict.raised += bool(old.raised)
+        elif not any(verdict.difference for verdict in self._verdicts):  # later ones may follow
+            verdict.difference = f"call {number + 1}, {text}"
 
     def _describe_difference(self, place: Key, old: RecordedCall, new: RecordedCall | None) -> str:
         """Return how a call differs: "result[0]: values differ by up to 14"; "" if it does not."""
@@ -223,8 +213,7 @@ class _ProcessComparison:
                     return f"argument{text}"
                 argument_deviation = max(argument_deviation, deviation)
         for index, text, deviation in self._compare_leaves(old.results, new.results):
-            tolerance = self._tolerance(place, index, argument_deviation)
-            if deviation is None or deviation > tolerance:
+            if deviation is None or deviation > self._tolerance(place, index, argument_deviation):
                 return f"result{text}"
             if deviation < math.inf:
                 self._largest_deviation = max(self._largest_deviation, deviation)
@@ -235,26 +224,24 @@ class _ProcessComparison:
     ) -> Iterator[tuple[int, str, float | None]]:
         """Yield `(0, "[0]: values differ by up to 1e-05", 2e-07)` for each leaf that differs.
 
-        The last is the deviation. It is None where rounding is no excuse: if the shapes or types
-        differ, or if the migrated program may not round at all.
+        The last is the deviation; None where it cannot be rounding, as if the shapes differ.
         """
         for index, (old_leaf, new_leaf) in enumerate(zip(old, new, strict=True)):
             if text := _compare_leaf(old_leaf, new_leaf):
                 amount, deviation = _measure_difference(old_leaf, new_leaf)
                 may_be_rounding = self._may_round and text == "values differ"
-                text = f"{old_leaf.path}: {text}{amount}"
-                yield index, text, deviation if may_be_rounding else None
+                line = f"{old_leaf.path}: {text}{amount}"
+                yield index, line, deviation if may_be_rounding else None
 
     def _tolerance(self, place: Key, index: int, argument_deviation: float) -> float:
         """Return the largest deviation of a call's result number `index` that may be rounding.
 
-        It is what the replay of the step at `place` showed, or else the most of all replays. If
-        the arguments deviate already, the tolerance grows by as much as they deviate more than the
-        perturbed arguments of the replay did.
+        It is what the replay of the step at `place` showed, and more if the call's arguments
+        deviate by more than those of the replay were perturbed.
         """
         if self._tolerances.get(place):
             tolerance = self._tolerances[place][index]
-        else:  # a step of shard_map is not replayed
+        else:  # a step of shard_map is not replayed: the most that any replay showed
             tolerance = max(itertools.chain(*self._tolerances.values()), default=0.0)
         if argument_deviation == 0:
             return tolerance
@@ -275,8 +262,7 @@ def _compare_leaf(old: RecordedLeaf, new: RecordedLeaf) -> str:
     if old.dtype != new.dtype:
         return f"{old.dtype} before, {new.dtype} after"
     is_merged = new.shape == [math.prod(old.shape[:2]), *old.shape[2:]]
-    is_unstacked = old.shape[1:] == new.shape != old.shape
-    if is_unstacked:
+    if old.shape[1:] == new.shape != old.shape:  # state that is no longer stacked
         old_digests, new_digests = old.rows, new.copies or [new.digest]  # of each device's copy
         # A program that reads the first row of a state may have put that on all devices.
         is_first_row = set(new_digests) == set(old_digests[:1])
@@ -294,8 +280,7 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
     """Return the difference as text and as deviation: `(" by up to 14, 8 times what it was", 0.7)`.
 
     The factor, 8, is the median ratio of elements. The deviation is relative to the largest element
-    of the old array, and infinite if that has no floats. The pair is `("", inf)` if an array was
-    not kept, is not of numbers, or has another size.
+    of the old array; infinite if that has no floats, was not kept, or has another size.
     """
     x, y = old.load(), new.load()
     if x is not None and y is not None and x.shape[1:] == y.shape:  # stacked copies before
@@ -303,22 +288,15 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
     if x is None or y is None or x.dtype.kind not in "fiu" or x.size != y.size:
         return "", math.inf
     x = x.reshape(y.shape)
-    difference = replays.largest_difference(x, y)
-    ratio = next(replays.median_ratios(x, y), 1.0)
+    difference, ratio = replays.largest_difference(x, y), next(replays.median_ratios(x, y), 1.0)
     text = f" by up to {difference:.3g}" if (x != y).any() else ""
-    if abs(ratio - 1) > _RATIO:
-        text += f", {ratio:.4g} times what it was"
-    if "float" not in old.dtype:
-        return text, math.inf
-    return text, difference / (replays.largest_element(x) or 1.0)
+    text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
+    is_float = "float" in old.dtype
+    return text, difference / (replays.largest_element(x) or 1.0) if is_float else math.inf
 
 
-def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[str]:
-    """Yield "the output differs in line 3: ..." for the first line that is not the same.
-
-    With `may_round`, numbers may differ by about a hundredth. Lines of several processes come in
-    any order, and between them those of their transport, gloo.
-    """
+def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
+    """Yield "the output differs in line 3: ..." for the first line that is not the same."""
     is_same = _is_about if may_round else str.__eq__
     old_lines, new_lines = before.output.splitlines(), after.output.splitlines()
     if len(before.calls) > 1:
@@ -335,12 +313,10 @@ def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[st
 
 
 def _mask(line: str) -> str:
-    """Return a line of output with "*" for all that changes from run to run.
-
-    These are times, addresses and the like; and all numbers, if the line speaks of times.
-    """
+    """Return a line of output with "*" for what changes from run to run, as times and addresses."""
     line = _CHANGING.sub("*", line)
-    return _NUMBER.sub("*", line) if _TIMED.search(line) else line
+    is_about_time = _TIMED.search(line)
+    return _NUMBER.sub("*", line) if is_about_time else line
 
 
 def _is_about(old: str, new: str) -> bool:

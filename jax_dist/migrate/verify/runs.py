@@ -1,4 +1,4 @@
-"""Runs of a command in a copy of its project, where `recording` logs the mapped calls."""
+"""Runs of a command in which `recording` changes jax and logs the mapped calls."""
 
 import contextlib
 import dataclasses
@@ -70,7 +70,7 @@ def inject_recording(**settings: Any) -> Iterator[str]:
     """Yield a folder that, put first on PYTHONPATH, starts `recording` in each Python process.
 
     Its `sitecustomize.py`, which Python runs before a program, calls `recording.start.start` with
-    `settings` and with the arguments that are the same in all runs.
+    `settings`, the vendored module, and the removed names of jax that one other name replaces.
     """
     new_names = {entry.old: entry.new for entry in NAMES if entry.new}
     of_jax = {old: new for old, new in new_names.items() if old.startswith("jax.")}
@@ -79,6 +79,36 @@ def inject_recording(**settings: Any) -> Iterator[str]:
         text = _SITECUSTOMIZE.format(package=str(_RECORDING), settings=settings)
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         yield folder
+
+
+def run_with_library(command: Sequence[str], explain: str = "") -> int:
+    """Run a command with `jax_dist.pmap` for `jax.pmap`, in all Python processes it starts.
+
+    Names that newer jax removed, and that have a one-to-one replacement, are put back. `explain` is
+    the file that gets the reports of `jax_dist.explain`; "": there are none. Returns the exit code,
+    as a shell counts it. Raises MisuseError if the command cannot be started.
+    """
+    from jax_dist import launch  # only here: it takes longer to import than all of this
+
+    with inject_recording(library=str(Path(__file__).parents[3]), explain=explain) as folder:
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise MisuseError(f"{command[0]} cannot be started: {error.strerror}") from error
+        # Of a Ctrl-C the terminal tells the program itself.
+        with launch.handle_signals(lambda n: n != signal.SIGINT and process.send_signal(n)):
+            return launch.shell_code(process.wait())
+
+
+def explain(command: Sequence[str]) -> tuple[int, list[str]]:
+    """Run a command, and return its exit code and `jax_dist.explain` of its mapped functions."""
+    with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
+        path = Path(folder, "reports")
+        code = run_with_library(command, explain=str(path))
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return code, text.split("\0")[:-1]  # each report ends with a zero byte
 
 
 def run_recorded(
@@ -97,8 +127,8 @@ def run_recorded(
     Args:
       root: the folder of the project; the current folder is in it.
       texts: new contents of files, by path within the project.
-      work: a new folder, for the copy and the arrays of the calls, which are read when they are
-        compared. The folder above it keeps compiled programs for further runs.
+      work: a new folder, for the copy and the recorded arrays, which are read later. The folder
+        above it keeps compiled programs for further runs.
       timeout: seconds after which the command is stopped; None: never.
       recording: arguments of `Recorder`, for the run of a migrated program.
     """
@@ -113,10 +143,8 @@ def run_recorded(
     with inject_recording(record=recording, ran=str(work / "ran")) as injected:
         environment = _environment(injected, work, devices)
         cwd = tree / os.path.relpath(os.getcwd(), root)
-        exit_code, seconds = _run_until_timeout(
-            command, work, cwd, environment, timeout, report_seconds
-        )
-    # Messages with paths of the copy should be those of the project.
+        options = {"cwd": cwd, "env": environment}
+        exit_code, seconds = _run_until_timeout(command, work, timeout, report_seconds, **options)
     read = lambda name: (work / name).read_text("utf-8", "replace").replace(str(tree), root)
     calls = [read_calls(process) for process in sorted(records.iterdir())]
     ran, imported = _read_reached_lines(work / "ran"), _find_imported(tree)
@@ -126,27 +154,21 @@ def run_recorded(
 def _read_reached_lines(path: Path) -> frozenset[tuple[str, int]]:
     """Return `("a.py", 12)` for each line "12 a.py" of a file that markers wrote."""
     marks = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    lines_and_paths = [mark.split(" ", 1) for mark in marks]
-    return frozenset((path, int(line)) for line, path in lines_and_paths)
+    return frozenset((path, int(line)) for line, path in (mark.split(" ", 1) for mark in marks))
 
 
 def _find_imported(tree: Path) -> frozenset[str]:
-    """Return the paths of the modules below a folder that a program imported.
-
-    Python compiled them: `pkg/__pycache__/a.cpython-311.pyc` is of `pkg/a.py`.
-    """
-    compiled = (path.relative_to(tree) for path in tree.rglob("__pycache__/*.pyc"))
-    names = ((path.parents[1], path.name.partition(".")[0]) for path in compiled)
-    return frozenset(str(folder / f"{name}.py") for folder, name in names)
+    """Return `pkg/a.py` for each `pkg/__pycache__/a.cpython-311.pyc` that Python compiled."""
+    compiled = (pyc.relative_to(tree) for pyc in tree.rglob("__pycache__/*.pyc"))
+    return frozenset(str(pyc.parents[1] / f"{pyc.name.partition('.')[0]}.py") for pyc in compiled)
 
 
 def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
     """Return environment variables that make runs in two copies of a project comparable.
 
-    `injected` is the folder of `inject_recording`, and `work` that of `run_recorded`. The hash
-    seed, the devices and the threads are fixed; imports find the copy before an installed package
-    of the same name. Programs that are the same in both runs, such as those that initialize a
-    model, are compiled once.
+    `injected` is the folder of `inject_recording`, and `work` that of `run_recorded`. Imports find
+    the copy before an installed package of the same name. Programs that are the same in both runs,
+    such as those that initialize a model, are compiled once.
 
     XLA may not use fused multiply-add: it rounds `a * b + c` once where it fuses both operations,
     and which operations it fuses depends on the device axis of their arrays.
@@ -172,17 +194,12 @@ def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
 
 
 def _run_until_timeout(
-    command: Sequence[str],
-    work: Path,
-    cwd: Path,
-    environment: Mapping[str, str],
-    timeout: float | None,
-    report_seconds: Callable[[float], None],
+    command: Sequence[str], work: Path, timeout: float | None, report_seconds: Any, **options: Any
 ) -> tuple[int | None, float]:
     """Run a command, and return its exit code (None: stopped after the timeout) and seconds.
 
-    Its output goes to the files `stdout` and `stderr` in the folder `work`. Processes that it
-    started are killed when it ends.
+    Its output goes to the files `stdout` and `stderr` in the folder `work`; `options` are of Popen.
+    Processes that it started are killed when it ends.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -192,8 +209,7 @@ def _run_until_timeout(
     with open(work / "stdout", "wb") as out, open(work / "stderr", "wb") as errors:
         process = subprocess.Popen(
             [program, *command[1:]],
-            cwd=cwd,
-            env=environment,
+            **options,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=errors,

@@ -7,25 +7,24 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax_dist.lint.model.project import Project
 from jax_dist.migrate import renames, review
 from jax_dist.migrate.places import Fallback, FileMigration, Target
+from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
 
 # By the form of a place that differed: the one to migrate it to instead. Others are left.
 _FALLBACKS: dict[str, Target] = {"jit": "shard_map", "shard_map": "vendored"}
-# Migrates again, with the given targets for the places at the given paths and lines.
-Again: TypeAlias = Callable[[Mapping[Key, Fallback]], Sequence[FileMigration]]
 
 
 def verify(
     command: Sequence[str],
     files: Sequence[FileMigration],
-    again: Again | None = None,
+    again: Callable[[Mapping[Key, Fallback]], Sequence[FileMigration]] | None = None,
     *,
     devices: int = 8,
     timeout: float | None = None,
@@ -37,7 +36,7 @@ def verify(
 
     Args:
       command: the program, as it is run in the current folder.
-      again: migrates the files again, with other forms of places; None: nothing goes back.
+      again: migrates the files again, with other targets for some places; None: never.
       progress: is called with what runs, and since when.
 
     Returns:
@@ -72,14 +71,13 @@ def verify(
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            lines = [
-                review.unreached(file, line)
-                for path, file in changed.items()
-                for line in sorted(file.changed_reads)
-                if (path, line) not in before.ran
-            ]
+            to_review: list[Unreached] = []
+            for path, file in changed.items():
+                texts = file.before.decode("utf-8").splitlines()
+                unreached = [n for n in sorted(file.changed_reads) if (path, n) not in before.ran]
+                to_review += [Unreached(file.path, n, texts[n - 1].strip()) for n in unreached]
             removed = _find_removed_names(root, before.imported - {*changed})
-            return dataclasses.replace(result, review=lines, removed=removed)
+            return dataclasses.replace(result, review=to_review, removed=removed)
 
         first = compare_with(files, "running the new program")
         if again is None or not (fallbacks := _find_fallbacks(first, forms)):
@@ -119,9 +117,8 @@ def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
 def _find_fallbacks(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Fallback]:
     """Return the places to migrate to another target than their form, with that and the reason.
 
-    Such as `{("a.py", 3): ("shard_map", "the command never calls it")}`. A jit is replaced alone,
-    and even if it only was not confirmed by a replay. Other forms are replaced in the whole file,
-    as its mapped functions share values.
+    Such as `{("a.py", 3): ("shard_map", "the command never calls it")}`. Of a file all other forms
+    than jit are replaced together, as its mapped functions share values.
     """
     fallbacks: dict[Key, Fallback] = {}
     wrong_files: set[str] = set()

@@ -23,8 +23,8 @@ class Recorder:
       folder: gets a folder for each process.
       tree: the program's folder; calls are named by the files in it.
       written_lines: the lines that a migration wrote, by path in the tree: `{"a.py": [12, 13]}`.
-      old_folder: the `folder` of the old program's run. The first calls of each jitted step are
-        replayed: the step runs on the arguments that pmap had there. "": nothing is replayed.
+      old_folder: the `folder` of the old program's run, to replay jitted steps: they run on the
+        arguments that pmap had there. "": nothing is replayed.
     """
 
     def __init__(
@@ -61,19 +61,15 @@ class Recorder:
         @functools.wraps(make)
         def make_recorded(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
-            is_recorded = args and not self._is_in_call
-            place = self._find_place(only_direct=only_written) if is_recorded else None
-            if place is None:
-                return result
-            path, line = place
-            if only_written and line not in self._written_lines.get(path, ()):
-                return result
-            return _Recorded(self, result, args[0], path, line, kwargs)
+            path, line = self._find_place() if args and not self._is_in_call else ("", 0)
+            is_written = line in self._written_lines.get(path, ())
+            is_recorded = is_written if only_written else path != ""
+            return _Recorded(self, result, args[0], path, line, kwargs) if is_recorded else result
 
         setattr(module, name, make_recorded)
 
-    def _find_place(self, *, only_direct: bool) -> tuple[str, int] | None:
-        """Return the path and line of the program that now map a function; None if none does.
+    def _find_place(self) -> tuple[str, int]:
+        """Return the path and line of the program that now map a function; "" and 0 if none does.
 
         It is the innermost caller in the program's tree that is not the vendored module. With
         `only_direct`, no library may be in between: `jax.device_put` calls jax.jit, too.
@@ -84,8 +80,8 @@ class Recorder:
             is_vendored = os.path.basename(path) == f"{VENDORED}.py"
             if path.startswith(self._tree + os.sep) and not is_vendored:
                 return os.path.relpath(path, self._tree), frame.f_lineno
-            frame = None if only_direct else frame.f_back
-        return None
+            frame = frame.f_back
+        return "", 0
 
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:
         """Call a recorded function, and write its arguments and results as one event.
@@ -99,12 +95,10 @@ class Recorder:
         if self._is_in_call or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return recorded.fun(*args, **kwargs)
         writer = self._open_writer()
-        number = self._call_counts.total()
-        place = recorded.path, recorded.line
+        number, place = self._call_counts.total(), (recorded.path, recorded.line)
         self._call_counts[place] += 1
         is_early = self._call_counts[place] <= replays.CALLS
-        event: dict[str, Any] = {"path": recorded.path, "line": recorded.line}
-        event["name"] = recorded.name
+        event: dict[str, Any] = {"path": place[0], "line": place[1], "name": recorded.name}
         event["arguments"] = writer.describe((args, kwargs), is_argument=True, keep_all=is_early)
         self._is_in_call = True
         try:
@@ -121,10 +115,7 @@ class Recorder:
         return result
 
     def _replay(self, number: int, recorded: "_Recorded", arguments: Any) -> dict[str, Any]:
-        """Run a jitted step on the arguments that the old program's call of this number had.
-
-        Returns whether it gave what pmap gave there, in the form of `RecordedCall.replay`.
-        """
+        """Run a jitted step on the arguments of the old call; return the `RecordedCall.replay`."""
         old = self._old_calls[number] if number < len(self._old_calls) else None
         step, options = recorded.inner, recorded.jit_options
         try:
@@ -135,21 +126,18 @@ class Recorder:
             text, reason = f"it fails on its own: {type(error).__name__}: {error}"[:300], ""
         else:
             return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
-        recorded.jit_options = None  # it will not stay a jit, so its next calls need no replay
+        recorded.__dict__["jit_options"] = None  # it will not stay a jit: replay no more
         return {"text": text, "reason": reason}
 
     def _open_writer(self) -> RecordWriter:
-        """Return the writer of this process; the first time, read the old program's calls too.
-
-        Folders are named by JAX's index of their process and by their time. The second one here
-        of an index, after a restart, belongs to the second one of the old program.
-        """
+        """Return the writer of this process; the first time, read the old program's calls too."""
         import jax
 
         if self._writer is None or self._process != os.getpid():
             self._process, index = os.getpid(), jax.process_index()
             find_folders = lambda parent: sorted(Path(parent).glob(f"{index:05}-*"))
-            count = len(find_folders(self._folder))  # of those before this one
+            # After a restart, the second process with an index belongs to the second old one.
+            count = len(find_folders(self._folder))
             old_folders = find_folders(self._old_folder) if self._old_folder else []
             self._old_calls = read_calls(old_folders[count]) if count < len(old_folders) else []
             name = f"{index:05}-{time.time_ns()}-{self._process}"
@@ -158,19 +146,12 @@ class Recorder:
 
 
 class _Recorded:
-    """A mapped function whose calls are recorded; it has the attributes of that function.
+    """`fun`, which maps the function `inner`, with its calls recorded; it has its attributes."""
 
-    Its own are `fun`, the mapped function, and `inner`, which that maps; `path` and `line`, where
-    it is mapped; and `jit_options`, the keyword arguments of a `jax.jit` with shardings, or None.
-    """
-
-    def __init__(
-        self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int, options: Any
-    ):
-        jit_options = options if "in_shardings" in options else None
+    def __init__(self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int, kwargs: Any):
         self.__dict__.update(recorder=recorder, fun=fun, inner=inner, path=path, line=line)
-        self.__dict__.update(name=getattr(inner, "__name__", type(inner).__name__))
-        self.__dict__.update(jit_options=jit_options)
+        self.__dict__["name"] = getattr(inner, "__name__", type(inner).__name__)
+        self.__dict__["jit_options"] = kwargs if "in_shardings" in kwargs else None  # for replays
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ def install(
       names: removed names, with those that take their place: `{"jax.tree_map": "jax.tree.map"}`.
       mapped: the path of the vendored module, which has `device_put_sharded` and its like.
     """
+    run_once = functools.cache(runpy.run_path)
     by_module: dict[str, dict[str, str]] = {}  # {"jax": {"tree_map": "jax.tree.map"}}
     for old, new in names.items():
         module, _, name = old.rpartition(".")
@@ -38,7 +39,7 @@ def install(
         _put_back(jax, by_module.get("jax", {}))
         for name in ("device_put_replicated", "device_put_sharded"):
             if _get(jax, name) is _MISSING:
-                call = lambda *args, name=name: _run_once(mapped)[name](*args)
+                call = lambda *args, name=name: run_once(mapped)[name](*args)
                 setattr(jax, name, call)
         for name, new_names in by_module.items():
             if name in sys.modules:  # imported by jax itself, perhaps before the new names
@@ -50,7 +51,6 @@ def install(
 
 
 def _put_back(module: ModuleType, new_names: Mapping[str, str]) -> None:
-    """Set `module.tree_map` for {"tree_map": "jax.tree.map"}, unless it exists."""
     for name, new in new_names.items():
         if _get(module, name) is _MISSING and (value := _resolve(new)) is not _MISSING:
             setattr(module, name, value)
@@ -88,6 +88,3 @@ def _exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
         return False
-
-
-_run_once = functools.cache(runpy.run_path)

@@ -70,11 +70,7 @@ class RecordWriter:
     def describe(
         self, tree: Any, *, is_argument: bool = False, keep_all: bool = False
     ) -> list[dict[str, Any]]:
-        """Write the arrays of a tree, and return the fields of a `RecordedLeaf` for each leaf.
-
-        Arguments are described with the dtype that jit gives them, as float32 for float64.
-        `keep_all`: also large arrays are written whole, not only a corner.
-        """
+        """Write a tree's arrays, with `keep_all` large ones whole; return each leaf's fields."""
         import jax
         import numpy as np
 
@@ -93,17 +89,15 @@ class RecordWriter:
         return leaves
 
     def _describe_array(self, leaf: Any, *, is_argument: bool, keep_all: bool) -> dict[str, Any]:
-        """Return the fields of an array or number; those of a `jax.Array` are cached."""
+        """Return the fields of the `RecordedLeaf` of an array or number, and write it."""
         import jax
 
-        if id(leaf) in self._known:
-            reference, fields, has_kept_all = self._known[id(leaf)]
-            is_same = reference() is leaf  # else a new array has the id of one that is gone
-            if is_same and (has_kept_all or not keep_all):
-                return fields
+        reference, fields, is_whole = self._known.get(id(leaf), (lambda: None, {}, False))
+        if reference() is leaf and (is_whole or not keep_all):  # else one that is gone had its id
+            return fields
         array, copies = to_numpy(leaf)
         dtype = getattr(leaf, "dtype", type(leaf).__name__)
-        if is_argument and not array.dtype.hasobject:
+        if is_argument and not array.dtype.hasobject:  # jit takes float64 as float32
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
             array = array.astype(dtype, copy=False)
         fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
@@ -115,8 +109,8 @@ class RecordWriter:
     def _write_array(self, array: Any, *, keep_all: bool) -> dict[str, Any]:
         """Write an array, or a corner of it, and return fields of its `RecordedLeaf`.
 
-        Its digest is made of those of equal parts, one for each device, so that a batch
-        [8, 4, 3] and the merged one [32, 3] have the same. For a stacked state they are its rows.
+        Its digest is made of those of as many equal parts as there are devices, so that a batch
+        [8, 4, 3] and the merged one [32, 3] have the same.
         """
         import jax
         import numpy as np
@@ -124,19 +118,16 @@ class RecordWriter:
         device_count = jax.local_device_count()
         is_divisible = array.size % device_count == 0
         part_digests = _digests(array.reshape(device_count, -1) if is_divisible else [array])
-        rows: list[str] = []
-        if array.ndim > 0 and len(array) == device_count:
-            rows = part_digests
-        elif array.ndim > 0 and len(array) < device_count:
+        row_count = len(array) if array.ndim > 0 else 0
+        rows = part_digests if row_count == device_count else []
+        if 0 < row_count < device_count:
             rows = _digests(array)
         are_rows_equal = len(rows) > 1 and len(set(rows)) == 1
         value = array[0] if are_rows_equal else array  # `_load` repeats the row
         if value.nbytes > _MOST_BYTES and not keep_all:
             value = value[(slice(_CORNER),) * value.ndim]
-        if value.dtype.kind == "V":  # bfloat16 and the like, which are no types of NumPy
-            value = value.astype(np.float32)
-        offset = self._arrays.tell()
-        np.save(self._arrays, value)
+        offset, is_numpy_type = self._arrays.tell(), value.dtype.kind != "V"  # bfloat16 is none
+        np.save(self._arrays, value if is_numpy_type else value.astype(np.float32))
         digest = hashlib.sha256("".join(part_digests).encode()).hexdigest()[:16]
         return {"shape": array.shape, "digest": digest, "rows": rows, "offset": offset}
 
@@ -152,16 +143,12 @@ def _digests(arrays: Sequence[Any]) -> list[str]:
 
 
 def read_calls(folder: Path) -> list[RecordedCall]:
-    """Return the calls that the process of a folder recorded, in order.
-
-    A line of the file is such as `{"path": "a.py", "line": 3, "name": "step", "arguments": [{...}],
-    "results": [{...}]}`, with the fields of each leaf; "raised" and "replay" may be missing.
-    """
+    """Return the calls that the process of a folder recorded, in order: one in each line."""
     calls: list[RecordedCall] = []
     load = functools.partial(_load, folder / "arrays")
     make_leaf = lambda fields: RecordedLeaf(**fields, load=functools.partial(load, fields))
     for line in (folder / "calls.jsonl").read_text().splitlines():
-        event = json.loads(line)
+        event = json.loads(line)  # {"path": "a.py", "line": 3, "arguments": [{"path": ...}], ...}
         for side in ("arguments", "results"):
             event[side] = [make_leaf(fields) for fields in event.get(side, ())]
         calls.append(RecordedCall(**{"raised": "", **event}))
@@ -184,8 +171,8 @@ def _load(path: Path, leaf: Mapping[str, Any]) -> Any:
 def to_numpy(leaf: Any) -> tuple[Any, list[Any]]:
     """Return `(array, copies)` of an array or number, in NumPy.
 
-    The copies are those of all devices if it is replicated; [] if it is sharded. Of an array over
-    several processes, only the part of this process is returned; of random keys, their data.
+    The copies are those of all devices, [] if it is sharded. Of an array over several processes it
+    is the part of this one; of random keys it is their data.
     """
     import jax
     import numpy as np

@@ -81,10 +81,7 @@ def replay(
 def _rounding_bounds(
     jitted: Any, tree: Any, inputs: Sequence[Any], results: Sequence[Any], epsilon: float
 ) -> list[float]:
-    """Return how much each result of a step may be rounded, as its perturbed inputs show.
-
-    The step runs on inputs that are changed by `epsilon` of themselves, several times.
-    """
+    """Return by how much each result changes if inputs change by `epsilon` of themselves."""
     perturbed = [
         _call(jitted, tree, [_perturb(x, epsilon, seed) for x in inputs])
         for seed in range(1, _PERTURBED + 1)
@@ -230,12 +227,8 @@ def _compare_with_pmap(
 
 
 def _explain_factor(ratios: Sequence[float], device_count: int) -> tuple[str, str]:
-    """Return the text ", 8 times what it was" for a wrong result, and the likely reason, or "".
-
-    A ratio that is the number of devices, or one divided by it, has the reason that the step mixed
-    up a reduction over the local batch and one over devices.
-    """
-    for ratio in ratios:
+    """Return ", 8 times what it was" for the ratios of a result, and the likely reason, or ""."""
+    for ratio in ratios:  # off by the number of devices: local and global reductions are mixed up
         if abs(max(ratio, 1 / ratio) / device_count - 1) < _RATIO:
             local, across = ("sum", "pmean") if ratio > 1 else ("mean", "psum")
             reason = f"a {local} over the local batch under {across}"
@@ -246,8 +239,8 @@ def _explain_factor(ratios: Sequence[float], device_count: int) -> tuple[str, st
 def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterator[float]:
     """Yield by what factor the array `after` differs from `before`: the median over its elements.
 
-    Then yield that of what they add to each input of their shape: in `w - 0.1 * gradient`, it shows
-    a wrong factor of the gradient. Factors of 0 and below explain nothing, and are left out.
+    Then of what they add to each input of their shape: it shows a wrong factor of the gradient in
+    `w - 0.1 * gradient`. Factors of 0 and below explain nothing, and are left out.
     """
     import numpy as np
 
@@ -256,7 +249,6 @@ def median_ratios(before: Any, after: Any, inputs: Sequence[Any] = ()) -> Iterat
         old, new = (np.asarray(array, np.float64) - start for array in (before, after))
         is_large = np.abs(old) > np.abs(old).max(initial=0) / 9  # small ones may be rounding
         is_usable = is_large & np.isfinite(old) & np.isfinite(new)
-        if is_usable.any():
-            ratio = float(np.median(new[is_usable] / old[is_usable]))
-            if ratio > 0:
-                yield ratio
+        ratio = float(np.median(new[is_usable] / old[is_usable])) if is_usable.any() else 0.0
+        if ratio > 0:
+            yield ratio

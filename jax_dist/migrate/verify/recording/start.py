@@ -74,14 +74,8 @@ def _use_library(jax: Any, folder: str, report_path: str) -> None:
 
 
 def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
-    """Return a mapped function that appends a report to a file when it is first called.
-
-    Args:
-      mapped: what `jax_dist.pmap(fun)` returned, in a function that the program calls.
-      fun: the function that it maps.
-      path: of the file; reports end with a zero byte.
-    """
-    frame = sys._getframe(2)
+    """Return `mapped`, a pmap of `fun`, so that its first call appends a report to a file."""
+    frame = sys._getframe(2)  # the program's
     place = f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
     is_reported = False
 
@@ -100,7 +94,7 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
             except Exception as error:  # noqa: BLE001 - the program goes on
                 report = f"{type(error).__name__}: {error}"
             with open(path, "a", encoding="utf-8") as file:
-                file.write(f"{place} {report}\0")
+                file.write(f"{place} {report}\0")  # `runs.explain` splits at the zero bytes
         return mapped(*args, **kwargs)
 
     return call
