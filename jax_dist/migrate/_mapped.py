@@ -155,10 +155,7 @@ class _Program:
         return [x if i in self.static else next(rest) for i, x in enumerate(args)]
 
     def layout(self, args: Any, kwargs: Any, processes: int = 1) -> Any:
-        """Return the arrays, their axes, and a mesh with a device for each slice.
-
-        The arrays hold the slices of so many processes: of this one, or of all.
-        """
+        """Return the arrays, their axes, and a mesh with a device for each slice."""
         dynamic = lambda xs: tuple(x for i, x in enumerate(xs) if i not in self.static)
         arrays, axes = (dynamic(args), kwargs), (self.in_axes, 0)
         if self.static and isinstance(self.in_axes, tuple):

@@ -34,9 +34,8 @@ def locate(module: Module) -> tuple[str, str]:
         return os.path.join(package, _FILE), "." * (depth + 1) + VENDORED
     # The imports may show an outer folder, where `pkg/tools` has no `__init__.py`.
     package = _package_by_imports(module, folder) or package
-    if not package:
-        return os.path.join(folder, _FILE), VENDORED
-    return os.path.join(package, _FILE), f"{os.path.basename(package)}.{VENDORED}"
+    prefix = f"{os.path.basename(package)}." if package else ""
+    return os.path.join(package or folder, _FILE), prefix + VENDORED
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:

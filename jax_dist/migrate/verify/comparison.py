@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.review import Unreached
@@ -295,17 +295,17 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
     return text, difference / (replays.largest_element(x) or 1.0) if is_float else math.inf
 
 
-def _output_problems(before: str, after: str, *, may_round: bool) -> Iterator[str]:
-    """Yield "the output differs in line 3: ..." for the first line that is not the same."""
+def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[str]:
+    """Yield "the output differs in line 3: ..." for the first line that is not the same.
+
+    Lines of several processes come in any order, with those of their transport, gloo, in between.
+    """
     is_same = _is_about if may_round else str.__eq__
-    old_lines, new_lines = before.output.splitlines(), after.output.splitlines()
+    outputs = [run.output.splitlines() for run in (before, after)]
     if len(before.calls) > 1:
         by_words = lambda line: (_NUMBER.sub("*", _mask(line)), line)
-        without_gloo = lambda lines: (line for line in lines if not _GLOO.search(line))
-        old_lines, new_lines = (
-            sorted(without_gloo(lines), key=by_words) for lines in (old_lines, new_lines)
-        )
-    for number, (old, new) in enumerate(itertools.zip_longest(old_lines, new_lines), 1):
+        outputs = [sorted(itertools.filterfalse(_GLOO.search, o), key=by_words) for o in outputs]
+    for number, (old, new) in enumerate(itertools.zip_longest(*outputs), 1):
         if not is_same(_mask(old or ""), _mask(new or "")):
             texts = ("nothing" if line is None else repr(line[:80]) for line in (old, new))
             yield f"the output differs in line {number}: {' / '.join(texts)}"

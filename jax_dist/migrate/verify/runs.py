@@ -72,9 +72,8 @@ def inject_recording(**settings: Any) -> Iterator[str]:
     Its `sitecustomize.py`, which Python runs before a program, calls `recording.start.start` with
     `settings`, the vendored module, and the removed names of jax that one other name replaces.
     """
-    new_names = {entry.old: entry.new for entry in NAMES if entry.new}
-    of_jax = {old: new for old, new in new_names.items() if old.startswith("jax.")}
-    settings |= {"mapped": str(_MAPPED), "old": of_jax}
+    old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
+    settings |= {"mapped": str(_MAPPED), "old": old}
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
         text = _SITECUSTOMIZE.format(package=str(_RECORDING), settings=settings)
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")

@@ -61,18 +61,18 @@ class Recorder:
         @functools.wraps(make)
         def make_recorded(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
-            path, line = self._find_place() if args and not self._is_in_call else ("", 0)
+            path, line = self._find_place(only_direct=only_written) if args else ("", 0)
             is_written = line in self._written_lines.get(path, ())
-            is_recorded = is_written if only_written else path != ""
+            is_recorded = not self._is_in_call and (is_written if only_written else path != "")
             return _Recorded(self, result, args[0], path, line, kwargs) if is_recorded else result
 
         setattr(module, name, make_recorded)
 
-    def _find_place(self) -> tuple[str, int]:
+    def _find_place(self, *, only_direct: bool) -> tuple[str, int]:
         """Return the path and line of the program that now map a function; "" and 0 if none does.
 
         It is the innermost caller in the program's tree that is not the vendored module. With
-        `only_direct`, no library may be in between: `jax.device_put` calls jax.jit, too.
+        `only_direct`, no library is in between: `jax.device_put` may call jax.jit, too.
         """
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None:
@@ -80,7 +80,7 @@ class Recorder:
             is_vendored = os.path.basename(path) == f"{VENDORED}.py"
             if path.startswith(self._tree + os.sep) and not is_vendored:
                 return os.path.relpath(path, self._tree), frame.f_lineno
-            frame = frame.f_back
+            frame = None if only_direct else frame.f_back
         return "", 0
 
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:

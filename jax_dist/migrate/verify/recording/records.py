@@ -84,8 +84,7 @@ class RecordWriter:
                 has_address = " at 0x" in text  # which differs from run to run
                 fields = {"dtype": type_name, "text": type_name if has_address else text}
             leaves.append({"path": jax.tree_util.keystr(path), **fields})
-        is_alive = lambda entry: entry[0]() is not None
-        self._known = {key: entry for key, entry in self._known.items() if is_alive(entry)}
+        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
         return leaves
 
     def _describe_array(self, leaf: Any, *, is_argument: bool, keep_all: bool) -> dict[str, Any]:
