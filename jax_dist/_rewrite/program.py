@@ -108,14 +108,14 @@ class RewriteDispatcher:
 
     # ---- a call that the fast path does not know
 
-    def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+    def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.CallResult:
         """Run a call that the fast path does not know.
 
         Returns the results, what the fast path is to remember (or None), and whether that is stale.
         """
         program, mesh = self.find(args, kwargs), self.options.mesh
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
-            return self._stage(program, args, kwargs), None, False
+            return _compat.CallResult(self._stage(program, args, kwargs))
         for program_mesh in program.meshes:
             placement.check_runs(program_mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
@@ -125,7 +125,7 @@ class RewriteDispatcher:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
         results, _, _ = self._run(self.find(args, kwargs), args, kwargs)
-        return results, None, False
+        return _compat.CallResult(results)
 
     def _stage(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
@@ -140,7 +140,7 @@ class RewriteDispatcher:
             self._watch.warn_of(program.trace.lifted.captures, lifted=False)
         return self._jit(program, takes_captures=False)(*args, **kwargs)
 
-    def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+    def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.CallResult:
         """Run a program on arrays; see `_call_anew` for the results."""
         captured, mesh = self._place_captures(program), program.mesh
         self._watch.warn_of(program.trace.lifted.captures, lifted=True)
