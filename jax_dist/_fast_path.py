@@ -112,10 +112,7 @@ class FastPath:
             decorated.__call__ = call
 
     def throttle(self, mesh: Mesh) -> None:
-        """Have every sixteenth call wait for its result, if `mesh` is of several CPU devices.
-
-        JAX's CPU backend hangs when too many calls are dispatched and not yet finished.
-        """
+        """Have every sixteenth call wait for its result on CPU, which hangs with many in flight."""
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         can_hang = _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
         if self._is_throttled or not can_hang:

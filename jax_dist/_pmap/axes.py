@@ -107,6 +107,11 @@ def resize(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
+def stack(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
+    """Return the shape of `size` slices stacked along a new dimension `axis`; unchanged if None."""
+    return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
+
+
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:

@@ -223,7 +223,6 @@ class PmapDispatcher:
         A function that calls other pmaps is traced twice: the first trace finds how many mesh axes
         these would use, and the second has a mesh with them.
         """
-        # Outside of traces, `ProcessCalls` has made them global.
         is_local = self.options.arrays == "local" and self._process_calls is not None
         process_local = in_outer_trace and is_local
         lay_out = functools.partial(self.options.lay_out, is_global_size=not process_local)

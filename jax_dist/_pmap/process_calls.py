@@ -238,8 +238,7 @@ class ProcessCalls:
         size = shape[axis] if has_axis else bind_call().size  # which raises the right error
         key = (structure, size, is_global(leaf))
         if key not in self._converters:
-            # If the function calls other pmaps, the mesh has axes for them, which a trace on global
-            # arrays finds; the layout without such axes is enough for the types of these.
+            # A trace on global arrays finds the mesh axes of pmaps inside; their types need none.
             layout = self._options.lay_out(size, is_global_size=is_global(leaf))
             args, kwargs = self._rebuild_with_types(bind_call(), _Converter(layout))
             global_call = MappedCall.bind(self._options, self._fun(), args, kwargs)

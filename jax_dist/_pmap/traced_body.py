@@ -268,12 +268,12 @@ def _local_to_global(local: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Ar
 
 
 def _global_to_local(array: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
-    """Invert `_local_to_global`, `[P * L, *s] -> [L, *s]`: of [1, 2, 3, 4] process 0 gets [1, 2]."""
+    """Invert `_local_to_global`, `[P * L, *s] -> [L, *s]`: [1, 2] of [1, 2, 3, 4] on process 0."""
     if axis is None:  # it is the same in all processes
         return array
     axis %= array.ndim
     local_shape = axes.resize(array.shape, axis, array.shape[axis] // layout.processes)
-    split_shape = (*local_shape[:axis], layout.processes, *local_shape[axis:])  # [..., P, L, ...]
+    split_shape = axes.stack(local_shape, axis, layout.processes)  # [..., P, L, ...]
     rows_by_process = jnp.moveaxis(lax.reshape(array, split_shape), axis, 0)  # [P, ..., L, ...]
     return _convert_rows(rows_by_process, axis, layout, to_global=False)[0]  # the rest is padding
 
