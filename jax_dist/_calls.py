@@ -62,43 +62,43 @@ class CompiledCall(NamedTuple):
 def call_on_stack(name: str) -> CompiledCall:
     """Return the call of the user's code that JAX, in this thread, is about to compile.
 
-    The first frame below the user's code has its arguments, and that or a later one the function.
     `name` is JAX's for the program, such as "jit(step)", and is used if no function is found.
     """
-    _, library_frames = _user_frame()
-    name = name.removeprefix("jit(").removesuffix(")")
+    # When the user calls `step(x)`, a jit object, the stack has the user's frames, then those of
+    # JAX. The first of these was called with `x`; in one of them, `step` is a local variable.
+    _, library_frames = _split_stack()
+    name, line = name.removeprefix("jit(").removesuffix(")"), user_line()
     try:
         functions = list(_functions(library_frames))
         fun: Any = next((f for f in functions if not _is_of_library(f)), None)
         while hasattr(fun, "lower"):  # a jit or pmap object
             fun = fun.__wrapped__
-        same_name = (f for f in functions if getattr(f, "__name__", None) == name)
-        names, varargs, keywords, values = inspect.getargvalues(library_frames[0])
-        args = [values[arg] for arg in names if arg != "self" or not varargs]
-        if varargs:  # a method `__call__(self, *args, **kwargs)`
-            args += values[varargs]
-        kwargs = values[keywords] if keywords else {}
-        leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
+        operation = next((f for f in functions if getattr(f, "__name__", None) == name), None)
+        leaves = leaves_by_path(fun or operation, *_read_arguments(library_frames[0]))
         arguments = {path: _describe(leaf) for path, leaf in leaves.items()}
-        if fun is None:
-            return CompiledCall(name, user_line(), arguments)
+        if fun is None:  # an operation of JAX, such as jnp.add
+            return CompiledCall(name, line, arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
-        return CompiledCall(
-            name, user_line(), arguments, definition(fun) or str(name), weakref.ref(fun)
-        )
+        return CompiledCall(name, line, arguments, definition(fun) or str(name), weakref.ref(fun))
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
-        return CompiledCall(name, user_line(), {})
+        return CompiledCall(name, line, {})
+
+
+def _read_arguments(frame: FrameType) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments (args, kwargs) of the call that a frame belongs to."""
+    names, varargs, keywords, values = inspect.getargvalues(frame)
+    # With varargs, it is a method `__call__(self, *args, **kwargs)`, else perhaps the user's.
+    args = [values[name] for name in names if name != "self" or not varargs]
+    return [*args, *(values[varargs] if varargs else ())], values[keywords] if keywords else {}
 
 
 def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
     """Yield the functions among the local variables of frames, and those that our pmaps map."""
     for frame in frames:
-        self = frame.f_locals.get("self")
+        values, self = [*frame.f_locals.values()], frame.f_locals.get("self")
         if type(self).__module__.startswith("jax_dist."):
-            fun = getattr(self, "__wrapped__", getattr(self, "fun", None))
-            if callable(fun):
-                yield fun
-        yield from filter(callable, frame.f_locals.values())
+            values.insert(0, getattr(self, "__wrapped__", getattr(self, "fun", None)))
+        yield from filter(callable, values)
 
 
 def _code(fun: Any) -> types.CodeType | None:
@@ -182,7 +182,7 @@ def _describe(leaf: Any) -> ArgumentInfo:
     return ArgumentInfo(text, "uncommitted", value, is_host=True)
 
 
-def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
+def _split_stack() -> tuple[FrameType | None, list[FrameType]]:
     """Return the user's innermost frame, and the library frames below, in the order of calls."""
     frame, library_frames = inspect.currentframe(), list[FrameType]()
     while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
@@ -193,11 +193,11 @@ def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
 
 def user_line() -> str:
     """Return the line of the user's innermost frame, as "train.py:12"."""
-    frame, _ = _user_frame()
+    frame, _ = _split_stack()
     return "?" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warn at the user's innermost line; `skip_file_prefixes` came with Python 3.12."""
-    _, library_frames = _user_frame()
+    _, library_frames = _split_stack()
     warnings.warn(text, category, stacklevel=len(library_frames))

@@ -13,6 +13,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
 - `register_exclusion`, `filter_traceback`: hide frames from JAX's tracebacks (they show)
 - `config._check_vma`, `manual_axis_type` of a type: types of values in a shard_map
 - `_prim` of a `call_hi_primitive`: the only way to its body (it is not looked into)
+- `flattree`: the trees of operands in the parameters of a scan, since 0.12.0.1
 - four functions of `jax._src.pmap`: no hook sees a `jax.pmap` that is traced
 - `get_file_cache`, `get_cache_key`, `_cache_read`, `_compile_and_write_cache`: listeners of the
   persistent cache learn neither names nor keys
@@ -27,13 +28,12 @@ import contextlib
 import copy
 import functools
 import importlib
-import inspect
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -157,69 +157,73 @@ def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> j
 #
 # A look at the arguments before each call costs 6 to 10 % of a call of one argument; this 1 to 2 %.
 
-# Results, what C++ is to remember, and whether JAX will compile it again by its profile (PGLE).
-Answer: TypeAlias = tuple[Any, Any, bool]
+
+class CallResult(NamedTuple):
+    """What the Python code returns to C++ after a cache miss; C++ requires a tuple of three."""
+
+    results: Any  # of the user's function
+    fast_path_data: Any = None  # JAX's, to run the next such call in C++; None: Python runs it too
+    is_stale: bool = False  # whether JAX will compile the program again, by its profile (PGLE)
 
 
 def make_cached_call(
     name: str,
-    miss: Callable[..., Answer],
+    on_miss: Callable[..., CallResult],
     *,
     without_jit: Callable,
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """Return a C++ callable that remembers how to run signatures, and asks `miss` about others.
+    """Return a function in C++ that caches how to run each signature (types and static values).
 
-    `miss` returns the answer of `run_jit`, or None in its second place for a signature that has to
-    be asked about again. `without_jit` runs under `jax.disable_jit`, and once more under
-    `jax.debug_nans` if a result holds a NaN. `name` shows in profiles.
+    For a signature that is not cached it returns the results of `on_miss(*args, **kwargs)`, and
+    caches its `fast_path_data`, if any. `without_jit` runs under `jax.disable_jit`, and once more
+    under `jax.debug_nans` if a result holds a NaN. `name` shows in profiles.
     """
-    if not _can_remember():
+    if not _has_cpp_cache():
 
-        def always_miss(*args: Any, **kwargs: Any) -> Any:
+        def call_in_python(*args: Any, **kwargs: Any) -> Any:
             if config_value("jax_disable_jit"):
                 return without_jit(*args, **kwargs)
-            return miss(*args, **kwargs)[0]
+            return on_miss(*args, **kwargs).results
 
-        return always_miss
-    static = tuple(static_argnums), tuple(static_argnames)
-    call = _new_cached_call(name, miss, without_jit, *static)
-    call._fun = without_jit  # for debug_nans
+        return call_in_python
+    call = _new_cached_call(name, on_miss, without_jit, static_argnums, static_argnames)
+    call._fun = without_jit  # JAX reads this attribute if it finds a NaN
     return call
 
 
-def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> Answer:
-    """Call a jit object; return its results, and what the C++ callable is to remember.
+def run_jit(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> CallResult:
+    """Call a jit object for a `make_cached_call`, which need not call it again for such arguments.
 
-    `captured` are arrays that it passes itself, as JAX does with constants that it does not write
-    into a program; if there are any, they are the first argument of the jit object.
+    `captured` are arrays that C++ is to pass in each later call, as it does with constants of a
+    program. If there are any, the tuple of them is the first argument of the jit object.
     """
     args = (captured, *args) if captured else args
-    if not _can_remember():
-        return jitted(*args, **kwargs), None, False
-    results, memory, stale = jitted._cache_miss(*args, **kwargs)
-    if captured and memory is not None:
-        memory = memory._replace(const_args=[*captured])
-    return results, memory, stale
+    if not _has_cpp_cache():
+        return CallResult(jitted(*args, **kwargs))
+    results, fast_path_data, is_stale = jitted._cache_miss(*args, **kwargs)
+    if captured and fast_path_data is not None:
+        fast_path_data = fast_path_data._replace(const_args=[*captured])
+    return CallResult(results, fast_path_data, is_stale)
 
 
 @functools.cache
-def _can_remember() -> bool:
-    """Return whether this jax has what a cached call needs, by a trial. Starts no backend."""
-    answer = lambda *_: ("asked", None, False)
-    try:
-        trial = _new_cached_call("trial", answer, answer, (), ())
-        return hasattr(jax.jit(answer), "_cache_miss") and trial(1) == "asked"
+def _has_cpp_cache() -> bool:
+    """Return whether this jax has the private functions of a cached call; starts no backend."""
+    on_miss = lambda *_: CallResult("called")
+    try:  # the functions may take other arguments in a later jax
+        cached_call = _new_cached_call("trial", on_miss, on_miss, (), ())
+        return hasattr(jax.jit(on_miss), "_cache_miss") and cached_call(1) == "called"
     except (NotImplementedError, TypeError):
         return False
 
 
-def _new_cached_call(name: str, miss: Callable, without_jit: Callable, *static: tuple) -> Any:
+def _new_cached_call(name: str, on_miss: Callable, without_jit: Callable, *static: Any) -> Any:
     pjit, shard_arg = require("jaxlib._jax", "pjit"), require(_PXLA, "cc_shard_arg")
     registry = require("jax._src.tree_util", "dispatch_registry")
     cache_key = object()  # calls of equal keys would share a cache
-    return pjit(name, without_jit, miss, *static, cache_key, registry, shard_arg)
+    return pjit(name, without_jit, on_miss, *map(tuple, static), cache_key, registry, shard_arg)
 
 
 class JitOptions(NamedTuple):
@@ -305,16 +309,16 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def scan_with_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Return the parameters of a scan that change with `count` more constants in front.
+    """Return the parameters of a scan equation that change with `count` more constants in front.
 
-    `ft_in` is a flat tree of (constants, carries, xs); a leaf comes from a scan that JAX has made.
+    The operands of a scan are (constants, carries, xs). jax 0.10.2 stores how many are constants
+    (`num_consts`); jax 0.12.0.1 stores three trees, whose leaves are None (`ft_in`).
     """
     if "ft_in" not in params:
         return {"num_consts": params["num_consts"] + count}
-    constants, *rest = params["ft_in"].elts
-    model = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c * x, None), x, length=1))(1.0)
-    (leaf, *_), kind = model.eqns[-1].params["ft_in"].elts[0].elts, type(params["ft_in"])
-    return {"ft_in": kind(type(constants)(*[leaf] * count, *constants.elts), *rest)}
+    constants, carries, xs = params["ft_in"].unpack()
+    flattree: Any = importlib.import_module("jax._src.flattree")
+    return {"ft_in": flattree.pack((flattree.nones(len(constants) + count), carries, xs))}
 
 
 _PER_OPERAND = ("in_shardings", "in_layouts", "donated_invars")
@@ -355,18 +359,19 @@ def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
 
 
 def expand(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Return the jaxpr of a `call_hi_primitive`, by `expand` of its primitive; else None.
+    """Return the jaxpr of what an equation computes if a user defined its primitive, else None.
 
-    The axes around the equation are not in scope: what names one is not expanded.
+    JAX binds such a primitive (`jax.experimental.hijax`) by `call_hi_primitive`; its method
+    `expand` computes the same. None also if that uses a mapped axis, for none is in scope here.
     """
-    prim: Any = eqn.params.get("_prim")
-    if name_of(eqn) != "call_hi_primitive" or not hasattr(prim, "expand"):
+    primitive: Any = eqn.params.get("_prim")
+    if name_of(eqn) != "call_hi_primitive" or not hasattr(primitive, "expand"):
         return None
     avals: list[Any] = [atom.aval for atom in eqn.invars]
-    arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    run = lambda *values: prim.expand(*jax.tree.unflatten(prim.in_tree, values))
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    expand_leaves = lambda *leaves: primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves))
     try:
-        return jax.make_jaxpr(run)(*arguments)
+        return jax.make_jaxpr(expand_leaves)(*types)
     except Exception:  # noqa: BLE001  # it runs the user's functions
         return None
 
@@ -378,32 +383,29 @@ _cache_lock = threading.Lock()
 
 
 def watch_cache(watcher: Any) -> None:
-    """Hand what the persistent cache does in this process to `watcher`, from now on.
+    """Have JAX's persistent cache call the methods of `watcher`, from now on in this process.
 
-    `watcher` has the methods of `jax_dist.cache._Watcher`. JAX itself warns of a damaged entry, an
-    error under -W error, and writes from the first process only.
+    `watcher` is a `jax_dist.cache._Watcher`, which opens the directory and counts programs. JAX has
+    no hook: three of its functions are replaced, which open the directory, read, and write.
     """
     cache: Any = importlib.import_module(_CACHE)
     compiler: Any = importlib.import_module(_COMPILER)
     with _cache_lock:
         if hasattr(compiler, "_jax_dist_watcher"):
             return
-        open_file_cache = require(_CACHE, "get_file_cache")
+        get_file_cache = require(_CACHE, "get_file_cache")
         require(_COMPILER, "_cache_read")
         compile_and_write = require(_COMPILER, "_compile_and_write_cache")
-        # Taken by 0.10.2, which never writes a program with callbacks, and not by 0.12.0.1.
-        parameters = inspect.signature(require(_COMPILER, "_cache_write")).parameters
 
-        def open_store(path: str) -> Any:
+        def open_directory(path: str) -> Any:
             store = watcher.open_store(path)
-            return open_file_cache(path) if store is None else (store, path)
+            return get_file_cache(path) if store is None else (store, path)
 
         compiler._jax_dist_watcher = watcher
-        cache.get_file_cache = open_store
+        cache.get_file_cache = open_directory
         compiler._cache_read = functools.partial(_read, watcher, cache)
-        compiler._compile_and_write_cache = functools.partial(
-            _compile_and_write, watcher, cache, compile_and_write, "host_callbacks" in parameters
-        )
+        replacement = functools.partial(_compile_and_write, watcher, cache, compile_and_write)
+        compiler._compile_and_write_cache = replacement
 
 
 def _read(watcher: Any, cache: Any, name: str, key: str, *rest: Any) -> Any:
@@ -420,49 +422,52 @@ def _read(watcher: Any, cache: Any, name: str, key: str, *rest: Any) -> Any:
     return executable, seconds
 
 
-def _compile_and_write(watcher: Any, cache: Any, original: Callable, *rest: Any) -> Any:
-    rejects_callbacks, *arguments = rest
-    backend, _, _, _, callbacks, name, key = arguments
+def _compile_and_write(watcher: Any, cache: Any, original: Callable, *arguments: Any) -> Any:
+    """Compile and write a program by JAX's function, `original`, and report it to `watcher`.
+
+    JAX writes in the first process only. If the directory is that of `jax_dist.cache.enable`, the
+    program is written here in the other processes.
+    """
+    backend, _, _, _, host_callbacks, name, key = arguments
     start = time.monotonic()
-    seconds, reason = 0.0, "compiling it failed"
+    seconds, unwritten_reason = 0.0, "compiling it failed"
     try:
         with watcher.compiling(name, key):
             executable = original(*arguments)
         seconds = time.monotonic() - start
-        reason = _reason_not_to_write(seconds, callbacks if rejects_callbacks else ())
-        if reason is None and jax.process_index() != 0 and not watcher.is_enabled():
-            reason = "only the first process writes"
-        elif reason is None and jax.process_index() != 0:
-            try:  # as the original does in the first process
+        unwritten_reason = _reason_not_to_write(watcher, seconds, host_callbacks)
+        if unwritten_reason is None and jax.process_index() != 0:
+            try:
                 cache.put_executable_and_time(key, name, executable, backend, int(seconds))
             except jax.errors.JaxRuntimeError:  # it has no serialized form
                 if config_value("jax_raise_persistent_cache_errors"):
                     raise
         return executable
     finally:
-        watcher.on_compiled(name, key, seconds or time.monotonic() - start, reason)
+        watcher.on_compiled(name, key, seconds or time.monotonic() - start, unwritten_reason)
 
 
-def _reason_not_to_write(seconds: float, callbacks: Sequence[Any]) -> str | None:
+def _reason_not_to_write(watcher: Any, seconds: float, host_callbacks: Any) -> str | None:
     if not config_value("jax_compilation_cache_dir"):
         return "there is no cache directory"
-    if callbacks:
+    if host_callbacks and not CACHES_HOST_CALLBACKS:
         return f"it calls back into Python, which jax {jax.__version__} does not write"
     least = config_value("jax_persistent_cache_min_compile_time_secs")
-    return f"it compiled in less than {least:g} s" if seconds < least else None
+    if seconds < least:
+        return f"it compiled in less than {least:g} s"
+    is_writer = jax.process_index() == 0 or watcher.is_enabled()
+    return None if is_writer else "only the first process writes"
 
 
 def reset_cache() -> None:
     """Have JAX read the settings of its cache again, which it does once."""
-    module = "jax.experimental.compilation_cache.compilation_cache"
-    require(module, "reset_cache")()
+    require("jax.experimental.compilation_cache.compilation_cache", "reset_cache")()
 
 
 def watch_cache_keys(watcher: Callable[[Any, np.ndarray, Any, str], None]) -> None:
     """Call `watcher(module, devices, options, key)` for each program that is looked up."""
     original = require(_CACHE, "get_cache_key")
 
-    @functools.wraps(original)
     def get_cache_key(module: Any, devices: np.ndarray, options: Any, *rest: Any) -> str:
         key = original(module, devices, options, *rest)
         watcher(module, devices, options, key)
@@ -553,10 +558,8 @@ def _convert(name: str, arrays: Any, mapped: Any, *rest: Any) -> Any:
     return _originals[name](arrays, mapped, *rest)
 
 
-_REPLACEMENTS: dict[str, Callable] = {
-    "_get_mesh_devices": _choose_devices,
-    "_cached_shard_map": _make_shard_map,
-}
+_REPLACEMENTS: dict[str, Callable] = {"_get_mesh_devices": _choose_devices}
+_REPLACEMENTS["_cached_shard_map"] = _make_shard_map
 for _name in ("host_local_array_to_global_array", "global_array_to_host_local_array"):
     _REPLACEMENTS[_name] = functools.partial(_convert, _name)
 

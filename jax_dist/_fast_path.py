@@ -24,12 +24,9 @@ _CALL_SLOT = ("__call__",)
 class Decorated(Generic[_P, _R]):
     """A function that a `FastPath` calls; with the name, docstring and attributes of the user's.
 
-    `__call__` is a slot, to which `FastPath.serve` assigns. Python looks it up in the class, finds
+    `__call__` is a slot, to which `FastPath.attach` assigns. Python looks it up in the class, finds
     the slot, and calls its value: on a cache hit a C++ callable, with no Python code in between. A
     method would double the cost of a call.
-
-    Attributes:
-      __wrapped__: the function that it was made from.
     """
 
     __slots__ = (*_CALL_SLOT, "__dict__", "__name__", "__qualname__", "__weakref__", "__wrapped__")
@@ -63,72 +60,73 @@ class Decorated(Generic[_P, _R]):
 
 
 class FastPath:
-    """The C++ fast path of one function, and the decorated objects that are called by it.
+    """The C++ fast path of one function, and the decorated objects that call it.
 
-    It remembers how to run the signatures that it was called with; see `_compat.make_cached_call`.
-
-    Args:
-      name: of the function.
-      miss: makes a call of `(args, kwargs)` whose signature is not known.
-      without_jit: makes a call of these under `jax.disable_jit`, and of a call whose results hold a
-        NaN under `jax.debug_nans`.
-      static_argnums, static_argnames: of the user's function.
-
-    Attributes:
-      call: the fast path itself.
+    `call(*args, **kwargs)` is a C++ function with a cache: it runs signatures that it knows without
+    any Python code; see `_compat.make_cached_call`. A decorated object, such as the result of
+    `pmap(f)`, has it, or a function around it, as its `__call__`.
     """
 
     def __init__(
         self,
         name: str,
-        miss: Callable[[tuple[Any, ...], dict[str, Any]], _compat.Answer],
+        on_miss: Callable[[tuple[Any, ...], dict[str, Any]], _compat.CallResult],
         *,
         without_jit: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
     ):
-        def miss_with_short_traceback(*args: Any, **kwargs: Any) -> _compat.Answer:
+        """Make `call` for the user's function `name`, which has these static arguments.
+
+        `on_miss(args, kwargs)` runs a call whose signature is not in the cache. `without_jit(args,
+        kwargs)` runs one under `jax.disable_jit`, or again if `jax.debug_nans` has found a NaN.
+        """
+
+        def on_miss_with_short_traceback(*args: Any, **kwargs: Any) -> _compat.CallResult:
             try:
-                return miss(args, kwargs)
+                return on_miss(args, kwargs)
             except Exception as error:
                 error.__traceback__ = _compat.filtered_traceback(error)
                 raise
 
         self.call: Callable[..., Any] = _compat.make_cached_call(
             name,
-            miss_with_short_traceback,
+            on_miss_with_short_traceback,
             without_jit=lambda *args, **kwargs: without_jit(args, kwargs),
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._call_of_callers = self.call
+        self._decorated: weakref.WeakSet[Any] = weakref.WeakSet()  # the objects of `attach`
+        self._decorated_call = self.call  # what they have as `__call__`
         self._is_throttled = False
 
-    def serve(self, caller: Any) -> None:
-        """Set `caller.__call__` to the fastest way to call, now and whenever that changes."""
-        self._callers.add(caller)
-        caller.__call__ = self._call_of_callers
+    def attach(self, decorated: Any) -> None:
+        """Set `decorated.__call__` to the fast path, now and whenever that is replaced."""
+        self._decorated.add(decorated)
+        decorated.__call__ = self._decorated_call
 
-    def serve_by(self, call: Callable[..., Any]) -> None:
-        """Have all callers call `call`, which ends in `self.call`."""
-        self._call_of_callers = call
-        for caller in self._callers:
-            caller.__call__ = call
+    def wrap(self, call: Callable[..., Any]) -> None:
+        """Set the `__call__` of all decorated objects to `call`, which itself calls `self.call`."""
+        self._decorated_call = call
+        for decorated in self._decorated:
+            decorated.__call__ = call
 
     def throttle(self, mesh: Mesh) -> None:
-        """Have every sixteenth call wait for its result, if the devices of a program need that."""
-        if self._is_throttled or not can_be_full(mesh):
+        """Have every sixteenth call wait for its result on CPU, which hangs with many in flight."""
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
+        can_hang = _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
+        if self._is_throttled or not can_hang:
             return
-        self._is_throttled, dispatch = True, self.call
+        self._is_throttled = True
+        call_at_once = self.call
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            output = dispatch(*args, **kwargs)
-            return jax.block_until_ready(output) if next(_turns) else output
+        def call_and_maybe_wait(*args: Any, **kwargs: Any) -> Any:
+            output = call_at_once(*args, **kwargs)
+            return jax.block_until_ready(output) if next(_is_sixteenth_call) else output
 
-        self.call = call
-        if self._call_of_callers is dispatch:
-            self.serve_by(call)
+        self.call = call_and_maybe_wait
+        if self._decorated_call is call_at_once:  # else it calls `self.call`, which waits now
+            self.wrap(call_and_maybe_wait)
 
 
 def lower(jitted: Any, captured: tuple, args: tuple, kwargs: dict[str, Any]) -> jax.stages.Lowered:
@@ -145,13 +143,7 @@ def is_staged() -> bool:
         return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
 
 
-# The CPU backend of JAX hangs over too many calls in flight: its devices take 32 executions each,
-# and dispatch then waits, in the middle of one that other devices wait for in a collective. So
-# there, every sixteenth call of this process waits for its own result. Asking takes 30 ns.
-_turns = itertools.cycle([*[False] * 15, True])
-
-
-def can_be_full(mesh: Mesh) -> bool:
-    """Return whether calls of a program on these devices have to wait now and then."""
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
+# Each CPU device takes 32 executions. Dispatch of one more waits: perhaps in the middle of a call,
+# of which other devices have their part, and wait in a collective for a device that never comes.
+# So every sixteenth call of this process waits for its own result. `next` takes 30 ns.
+_is_sixteenth_call = itertools.cycle([*[False] * 15, True])

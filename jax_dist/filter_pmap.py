@@ -59,8 +59,8 @@ def filter_pmap(
     (4, 3)
     """
     if fun is None:
-        options |= {"in_axes": in_axes, "out_axes": out_axes, "donate": donate}
-        return functools.partial(filter_pmap, **options)
+        options |= {"in_axes": in_axes, "out_axes": out_axes}
+        return functools.partial(filter_pmap, donate=donate, **options)
     if donate not in ("all", "warn", "none"):
         raise ValueError(f"donate must be 'all', 'warn' or 'none', not {donate!r}.")
     for option in {"static_broadcasted_argnums", "donate_argnums"} & options.keys():
@@ -107,27 +107,27 @@ def filter_pmap(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """A tree without arrays, for the rest of a call or a result; JAX compares it by `key`."""
+    """The part of a call or result that is no array; JAX compares it by `key`, unlike `value`."""
 
-    key: Hashable
-    value: Any = dataclasses.field(compare=False)
+    key: Hashable  # of a result an `object()`, equal to no other: its constants may have no hash
+    value: Any = dataclasses.field(compare=False)  # the tree; its leaves, None for arrays; axes
 
 
 @functools.cache
 def _make_body(name: str) -> Callable[..., Any]:
-    """Return the function under pmap for user functions of a name; they come in `static`."""
+    """Return the function that is mapped. It has a name of a user's function, but calls any."""
     import equinox as eqx
 
     def body(static: _Static, arrays: list[Any]) -> tuple[_Static, list, list]:
-        """Call the user's function; return what is static, replicated and mapped of its result."""
+        """Call the user's function; return its result as constants, replicated, mapped arrays."""
         tree, constants = static.value
         out_axes, function, args = tree.unflatten(eqx.combine(arrays, constants))
         result = function(*args)
-        leaves, tree = jax.tree.flatten(result)
+        leaves, result_tree = jax.tree.flatten(result)
         axes = _resolve_axes(out_axes, result, "out_axes", name)
         mapped, unmapped = eqx.partition(leaves, [axis is not None for axis in axes])
-        replicated, constants = eqx.partition(unmapped, _is_array)
-        return _Static(object(), (tree, constants, axes)), replicated, mapped
+        replicated, result_constants = eqx.partition(unmapped, _is_array)  # None where another is
+        return _Static(object(), (result_tree, result_constants, axes)), replicated, mapped
 
     body.__name__ = body.__qualname__ = name
     return body

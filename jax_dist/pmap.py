@@ -216,14 +216,10 @@ class Mapped(Decorated[_P, _R]):
     def __init__(self, fun: Callable[_P, _R], dispatcher: PmapDispatcher, options: PmapOptions):
         super().__init__(fun)
         self._dispatcher, self._options = dispatcher, options
-        dispatcher.fast_path.serve(self)
+        dispatcher.fast_path.attach(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Lower the program for these arguments, or for arguments of these types.
-
-        Args:
-          *args: as in a call; `jax.ShapeDtypeStruct` will do for arrays.
-          **kwargs: the same.
+        """Lower the program for these arguments; `jax.ShapeDtypeStruct` will do for arrays.
 
         Returns:
           The program, on arguments that are sharded over the devices. Compiled, it is called like

@@ -37,7 +37,7 @@ class RewrittenFunction(Decorated[_P, _R]):
     def __init__(self, fun: Callable[_P, _R], options: RewriteOptions):
         super().__init__(fun)  # jit(pmap(f)) has methods of the pmap in it
         self._dispatcher = RewriteDispatcher(fun, axes.function_name(fun), options)
-        self._dispatcher.fast_path.serve(self)
+        self._dispatcher.fast_path.attach(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments."""

@@ -154,9 +154,8 @@ def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Ite
     if leaf.dtype != expected.dtype or leaf.shape != expected.shape:
         return
     values, expected_values = to_numpy(leaf), to_numpy(expected)
-    is_same = (values == expected_values) | (values != values) & (
-        expected_values != expected_values
-    )
+    both_nan = (values != values) & (expected_values != expected_values)
+    is_same = (values == expected_values) | both_nan
     if rtol or atol:
         is_same |= np.isclose(widen(values), widen(expected_values), rtol=rtol, atol=atol)
     if not is_same.all():

@@ -1,8 +1,7 @@
 """`agree`: compare values between processes through the key-value store of JAX's coordinator.
 
 No device takes part: a collective over unequal shapes hangs or gives wrong numbers, and the store
-does neither. Comparisons are numbered, so the third one of this process is compared with the third
-one of the others. A different order of calls therefore shows as different names.
+does neither. Comparisons are numbered (see `agree_on`): another order shows as different names.
 """
 
 import collections
@@ -32,7 +31,7 @@ _MOST_VALUES = 4  # elements of an array that are shown besides their hash
 _MOST_DIFFERENCES = 20  # lines of a message
 
 _lock = threading.Lock()  # threads of one process would number their comparisons differently
-_counts: collections.Counter[tuple[int, ...]] = collections.Counter()  # comparisons by group
+_comparison_counts: collections.Counter[tuple[int, ...]] = collections.Counter()  # by ranks
 
 
 class MissingProcessesError(DisagreementError, TimeoutError):
@@ -138,8 +137,8 @@ def agree_on(
 ) -> None:
     """Raise DisagreementError in each of the `ranks` (None: all) if their fingerprints differ.
 
-    Raises:
-      RuntimeError: there are several processes, but `jax.distributed` has not joined them.
+    All of these ranks call it. The texts go through JAX's key-value store; the number of the call
+    is part of the keys, so the third call of one rank is compared with the third of the others.
     """
     joined = _compat.find_joined_process()
     if joined is None:
@@ -150,10 +149,11 @@ def agree_on(
     if len(group) == 1 or joined.rank not in group:
         return
     with _lock:
-        _counts[group] += 1
+        _comparison_counts[group] += 1
+        number = _comparison_counts[group]
         members = "all" if len(group) == joined.processes else "-".join(map(str, group))
-        prefix, number = f"{_KEYS}/{members}", _counts[group]
-        comparison = Comparison(joined.client, joined.rank, group, prefix, number)
+        key_prefix = f"{_KEYS}/{members}"  # "jax_dist/agreement/0-2"
+        comparison = Comparison(joined.client, joined.rank, group, key_prefix, number)
         comparison.compare(name, fingerprint, timeout)
 
 
@@ -163,7 +163,7 @@ class Comparison(NamedTuple):
     client: Any  # of JAX's coordination service, with a key-value store and barriers
     rank: int  # of this process
     ranks: tuple[int, ...]  # of the group, ascending
-    prefix: str  # start of the keys of this group
+    key_prefix: str  # start of the keys of this group
     number: int  # counts the comparisons of this group, from 1
 
     def compare(self, name: str, fingerprint: Fingerprint, timeout: float) -> None:
@@ -181,7 +181,7 @@ class Comparison(NamedTuple):
             )
         # All ranks are here, so all have read what they wrote for the comparison before.
         if self.rank == self.ranks[0] and self.number > 1:
-            self.client.key_value_delete(f"{self.prefix}/{self.number - 1}/")
+            self.client.key_value_delete(f"{self.key_prefix}/{self.number - 1}/")
         groups = _group_ranks(headers)
         if len(groups) == 1:
             return
@@ -205,7 +205,7 @@ class Comparison(NamedTuple):
 
     def _exchange(self, part: str, text: str | None, timeout: float) -> bool:
         """Write a text (None: nothing), and return whether all ranks got here in time."""
-        key = f"{self.prefix}/{self.number}/{part}"
+        key = f"{self.key_prefix}/{self.number}/{part}"
         if text is not None:
             self.client.key_value_set(f"{key}/{self.rank}", text)
         try:
@@ -218,7 +218,7 @@ class Comparison(NamedTuple):
 
     def _read(self, part: str) -> dict[int, str]:
         """Return the texts that ranks wrote, by rank in ascending order."""
-        pairs = self.client.key_value_dir_get(f"{self.prefix}/{self.number}/{part}/")
+        pairs = self.client.key_value_dir_get(f"{self.key_prefix}/{self.number}/{part}/")
         return dict(sorted((int(key.rsplit("/", 1)[1]), text) for key, text in pairs))
 
 

@@ -6,6 +6,7 @@ gone is noticed by gloo, NCCL or JAX's heartbeats, and the others end.
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -20,11 +21,8 @@ from jax_dist import _compat, launch
 from jax_dist._multihost import agreement, waiting
 from jax_dist.errors import ArgumentError
 
-_SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks for MPI
-    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-)
+_JAX_VARIABLES = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_MPI_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
@@ -46,7 +44,8 @@ def find_job_place(environment: Mapping[str, str]) -> JobPlace:
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     has = lambda *names: all(environment.get(name) for name in names)
     read = lambda name: _parse_number(name, environment[name])
-    for size, rank in _SIZE_AND_RANK if address else _SIZE_AND_RANK[:1]:
+    # Without an address, the variables of MPI are left to JAX, which then finds one, too.
+    for size, rank in (_JAX_VARIABLES, *_MPI_VARIABLES) if address else (_JAX_VARIABLES,):
         if has(size, rank):
             return JobPlace(address, read(size), read(rank))
     if not has("WORLD_SIZE", "RANK"):
@@ -161,10 +160,8 @@ def _complete(
         ids = os.environ["JAX_LOCAL_DEVICE_IDS"].split(",")
         devices = [_parse_number("JAX_LOCAL_DEVICE_IDS", text) for text in ids]
     if None in place:
-        address, processes, rank, devices = _compat.detect_cluster(
-            *place, devices, max(1, round(timeout))
-        )
-        place = JobPlace(address, processes, rank)
+        detected = _compat.detect_cluster(*place, devices, max(1, round(timeout)))
+        place, devices = JobPlace(*detected[:3]), detected[3]
     address = place.coordinator_address
     if address is not None and not re.search(r":\d+$", address):
         raise ArgumentError(f"coordinator_address={address!r} has no port, as in 10.0.0.1:1234.")
@@ -178,33 +175,33 @@ def _complete(
     return place, None if devices is None else list(devices)
 
 
-_hooks_installed = False
-_last_exit: "_Exit | None" = None
+_last_exit: "_ExitCall | None" = None  # by the main thread
 
 
-class _Exit(NamedTuple):
+class _ExitCall(NamedTuple):
     """A call of `sys.exit`: it raises SystemExit, which the program may still catch."""
 
     status: Any  # the argument of `sys.exit`
-    main_frame: types.FrameType  # the outermost frame of the main thread
+    main_frame: types.FrameType  # that of the main program, the outermost of the main thread
     position: int  # its instruction during the call, as an index into its bytecode
 
+    def has_ended_program(self) -> bool:
+        """Return, at the end of the program, whether its SystemExit has not been caught."""
+        # Else the main program would have gone on, and have ended at a later instruction.
+        return self.main_frame.f_lasti == self.position
 
+
+@functools.cache  # a second call does nothing
 def _install_hooks(rank: int, ranks: int) -> None:
     """Make uncaught exceptions, and `sys.exit` with a code other than 0, end this process at once.
 
-    Python calls `sys.excepthook` for an uncaught exception, but nothing for a SystemExit: so
-    `sys.exit` is replaced by a function that remembers the call for `_leave`.
+    Python calls `sys.excepthook` for an uncaught exception, but nothing for a SystemExit. So
+    `sys.exit` is made to store its call, and `_leave`, which Python runs at the end of the program,
+    finds out whether the program has ended by that call.
     """
-    global _hooks_installed
-    if _hooks_installed:
-        return
-    _hooks_installed = True
     print_exception = sys.excepthook
 
-    def print_and_end(
-        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-    ) -> None:
+    def print_and_end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if not is_interactive:
             launch.note("failed", rank)
@@ -215,29 +212,26 @@ def _install_hooks(rank: int, ranks: int) -> None:
                 code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
                 _end(f"rank {rank} ends after this {kind.__name__}", code)
 
-    def remember_and_exit(status: Any = None, /) -> NoReturn:
+    def store_call_and_exit(status: Any = None, /) -> NoReturn:
         global _last_exit
         if threading.current_thread() is threading.main_thread():
-            frame = sys._getframe()
-            while frame.f_back is not None:
-                frame = frame.f_back
-            _last_exit = _Exit(status, frame, frame.f_lasti)
+            main_frame = sys._getframe()
+            while main_frame.f_back is not None:
+                main_frame = main_frame.f_back
+            _last_exit = _ExitCall(status, main_frame, main_frame.f_lasti)
         raise SystemExit(status)
 
     sys.excepthook = print_and_end
-    sys.exit = remember_and_exit
+    sys.exit = store_call_and_exit
     # It is called before the exit function of JAX, registered earlier, which waits for the others.
     atexit.register(_leave, rank)
     waiting.watch(rank, ranks)
 
 
 def _leave(rank: int) -> None:
-    """Note that the program is finished; end this process at once if it called `sys.exit(1)`."""
+    """Tell `jax-dist launch` that the program has ended; at once, if that was by `sys.exit(1)`."""
     call = _last_exit
-    # An uncaught SystemExit leaves the main program at the instruction that called `sys.exit`. Had
-    # the program caught it, it would have ended at a later instruction.
-    is_uncaught = call is not None and call.main_frame.f_lasti == call.position
-    if call is None or not is_uncaught or call.status in (None, 0):
+    if call is None or not call.has_ended_program() or call.status in (None, 0):
         launch.note("finished", rank)
         return
     launch.note("failed", rank)

@@ -17,8 +17,8 @@ import traceback
 from jax_dist import _compat, launch
 
 _PERIOD = 0.25  # seconds between two looks at the main thread
-_IDLE = 0.01  # seconds of CPU time in a period, below which the process computes nothing
-_WAITING, _STUCK = 3, 5  # periods without progress: it tells the others, and it ends
+_IDLE_SECONDS = 0.01  # of CPU time in a period, below which the process computes nothing
+_PERIODS_TO_NOTE, _PERIODS_TO_END = 3, 5  # without progress: it tells the others, and it ends
 _MAIN = threading.main_thread()
 _STDLIB = os.path.dirname(threading.__file__)
 _PYTHON_LOCKS = (_STDLIB, os.path.join(_STDLIB, "multiprocessing"))
@@ -32,18 +32,24 @@ def watch(rank: int, ranks: int) -> None:
 
 
 def _watch(rank: int, ranks: int) -> None:
-    """Count the periods in which the main thread waits at one place; note it, or end the rank."""
-    last_position, last_seconds, periods = None, 0.0, 0
+    """Look at the main thread every 0.25 s, and count the looks at which it waits as at the last.
+
+    At the third in a row, a note "waiting" of this rank tells the other ranks; it is withdrawn when
+    the thread goes on. From the fifth on, the rank ends if all ranks wait or have finished.
+    """
+    last_position, last_seconds, idle_periods = None, 0.0, 0
     while True:
         time.sleep(_PERIOD)
         position, seconds = _find_wait(), time.process_time()
-        was_waiting = periods >= _WAITING
         is_same_wait = position is not None and position == last_position
-        periods = periods + 1 if is_same_wait and seconds - last_seconds < _IDLE else 0
+        is_idle = is_same_wait and seconds - last_seconds < _IDLE_SECONDS
         last_position, last_seconds = position, seconds
-        if periods == _WAITING or (was_waiting and periods == 0):
-            launch.note("waiting", rank, holds=periods > 0)
-        if periods >= _STUCK:
+        if not is_idle and idle_periods >= _PERIODS_TO_NOTE:
+            launch.note("waiting", rank, holds=False)
+        idle_periods = idle_periods + 1 if is_idle else 0
+        if idle_periods == _PERIODS_TO_NOTE:
+            launch.note("waiting", rank, holds=True)
+        if idle_periods >= _PERIODS_TO_END:
             _end_if_all_wait(rank, ranks)
 
 

@@ -52,7 +52,7 @@ class MeshLayout:
         return self.mesh.axis_names[0]
 
     @functools.cached_property
-    def inner(self) -> tuple[InnerAxis, ...]:
+    def inner_axes(self) -> tuple[InnerAxis, ...]:
         """The mesh axes of the pmaps inside, outermost first."""
         return tuple(InnerAxis(*axis) for axis in list(self.mesh.shape.items())[1:])
 
@@ -103,19 +103,19 @@ def make_layout(
     options: "PmapOptions",
     candidates: tuple[Device, ...],  # part of the key: a restarted backend has other ones
     size: int,
-    inner: tuple[InnerAxis, ...] = (),
+    inner_axes: tuple[InnerAxis, ...] = (),
     *,
-    whole: bool,
+    is_global_size: bool,
 ) -> MeshLayout:
     """Return the layout for a mapped axis, over the first candidate devices of each process.
 
-    A size of 8 over 2 processes takes 4 devices of each. `size` is that over all processes if
-    `whole`, else that of this one. `inner` are the mesh axes of pmaps inside. It is cached, so that
-    its shardings are always the same objects.
+    A size of 8 over 2 processes takes 4 devices of each; without `is_global_size`, 8 of each.
+    `inner_axes` are the mesh axes of pmaps inside. It is cached, so that its shardings are always
+    the same objects.
     """
     processes = sorted({owner_of(device) for device in candidates})
     devices_of = {p: [d for d in candidates if owner_of(d) == p] for p in processes}
-    local_size, remainder = divmod(size, len(processes)) if whole else (size, 0)
+    local_size, remainder = divmod(size, len(processes)) if is_global_size else (size, 0)
     if remainder:
         raise DeviceCountError(
             f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
@@ -123,10 +123,10 @@ def make_layout(
         )
     global_size = local_size * len(processes)
     check_axis_size(options, global_size)
-    needed = local_size * math.prod(axis.size for axis in inner)  # devices of each process
+    needed = local_size * math.prod(axis.size for axis in inner_axes)  # devices of each process
     available = min(map(len, devices_of.values()))
     if needed > available:
-        sizes = {options.mesh_axis: local_size} | dict(inner)
+        sizes = {options.mesh_axis: local_size} | dict(inner_axes)
         axis_sizes = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
         raise DeviceCountError(
             f"pmap of '{options.fun_name}' needs {needed} devices, but there are {available} "
@@ -137,8 +137,8 @@ def make_layout(
     if options.devices:  # keep the user's order, in which those of processes may alternate
         chosen = set(used)
         used = [device for device in candidates if device in chosen]
-    names = (options.mesh_axis, *[axis.name for axis in inner])
-    shape = (global_size, *[axis.size for axis in inner])
+    names = (options.mesh_axis, *[axis.name for axis in inner_axes])
+    shape = (global_size, *[axis.size for axis in inner_axes])
     mesh = _compat.auto_mesh(np.array(used).reshape(shape), names)
     return MeshLayout(mesh=mesh, size=global_size, processes=len(processes))
 
@@ -209,37 +209,30 @@ class Frame:
     """The function body of a pmap that is being traced, and the mesh axes for pmaps inside it.
 
     The outermost pmap is traced twice if there are others inside. In the first trace, its mesh has
-    no axes for these, which become vmaps; `wanted` collects the axes that they ask for. The mesh of
-    the second trace has them: they are the `free` axes of its frame.
+    no axes for these, which become vmaps; `wanted_axes` collects what they would map over. The mesh
+    of the second trace has these axes: they are the `free_axes` of its frame.
     """
 
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
-    free: tuple[InnerAxis, ...] = ()  # the mesh axes that pmaps inside can use, outermost first
-    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)  # one list for nested frames
+    free_axes: tuple[InnerAxis, ...] = ()  # of the mesh, for pmaps inside; outermost first
+    wanted_axes: list[InnerAxis] = dataclasses.field(default_factory=list)  # shared by all frames
 
     def enter_axis(self, name: str | None, size: int) -> tuple[InnerAxis, "Frame", bool]:
-        """Return the axis of a pmap inside, its frame, and whether a mesh axis is free for it.
+        """Return the axis of a pmap called in this body, its frame, and if it has a mesh axis.
 
-        Without one, it becomes a vmap. The mesh gets one axis for each depth of nesting: the first
-        pmap at that depth decides which.
+        Under a pmap "i" with `free_axes=(InnerAxis("j", 2),)`, a pmap "j" of size 2 has that mesh
+        axis, and the frame `Frame(("i", "j"))`. Without a free axis, a pmap becomes a vmap.
         """
-        depth = len(self.names) - 1
+        depth = len(self.names) - 1  # 0 in the body of the outermost pmap
         axis = InnerAxis(name or f"pmap_axis_{depth + 1}", size)
         is_new_name = axis.name not in self.names
-        if len(self.wanted) == depth and is_new_name:
-            self.wanted.append(axis)
-        has_mesh_axis = is_new_name and self.free[:1] == (axis,)
-        free = self.free[1:] if has_mesh_axis else ()
-        return axis, Frame((*self.names, axis.name), free, self.wanted), has_mesh_axis
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Make this the current frame in a `with` block."""
-        token = current_frame.set(self)
-        try:
-            yield
-        finally:
-            current_frame.reset(token)
+        # The mesh of the second trace has one axis for each depth: that of the first pmap there.
+        if is_new_name and len(self.wanted_axes) == depth:
+            self.wanted_axes.append(axis)
+        has_mesh_axis = is_new_name and self.free_axes[:1] == (axis,)
+        remaining_axes = self.free_axes[1:] if has_mesh_axis else ()
+        frame = Frame((*self.names, axis.name), remaining_axes, self.wanted_axes)
+        return axis, frame, has_mesh_axis
 
 
 # That of the innermost pmap whose body is being traced; None outside.

@@ -84,10 +84,10 @@ class PmapOptions:
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
     def lay_out(
-        self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
+        self, size: int, inner_axes: tuple[InnerAxis, ...] = (), *, is_global_size: bool = True
     ) -> MeshLayout:
         """Return the layout for a mapped axis of `size`; see `meshes.make_layout`."""
-        return make_layout(self, self.candidates(), size, inner, whole=whole)
+        return make_layout(self, self.candidates(), size, inner_axes, is_global_size=is_global_size)
 
     def rename_for(self, fun: Callable) -> "PmapOptions":
         """Return these options for `fun`: with its name, and with donation by its signature.

@@ -21,6 +21,7 @@ from jax_dist._fast_path import is_staged
 from jax_dist._passes.captures import Lifted
 from jax_dist._passes.constants import is_key
 from jax_dist._pmap import meshes
+from jax_dist._pmap.call import type_of
 from jax_dist.errors import ArgumentError
 
 _DEVICE_AXIS = "devices"  # the axis name of the meshes made here
@@ -214,8 +215,7 @@ def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
     check_runs(devices, name)
     if not devices:
         raise ArgumentError(f"{name} got no devices.")
-    here = jax.process_index()
-    if any(device.process_index != here for device in devices):
+    if any(device.process_index != jax.process_index() for device in devices):
         raise ArgumentError(
             f"{name} got devices of other processes. Pass jax.local_devices(), or use "
             "jax_dist.replicate(tree, devices) for one value on all devices."
@@ -311,9 +311,7 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     """
     kind = jax.typeof(value)
     if where is not None and any(map(_compat.is_compile_only, where.device_set)):
-        return jax.ShapeDtypeStruct(
-            kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=where
-        )
+        return type_of(kind, sharding=where)
     if is_key(value):  # JAX sends no keys to other processes
         return with_data(value, lambda data: put_copy(data, where))
     is_jax = isinstance(value, jax.Array)

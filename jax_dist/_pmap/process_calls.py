@@ -8,12 +8,13 @@ they compare a signature before its first call, unless its program has no collec
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, Sharding
 
 from jax_dist import _compat
@@ -30,9 +31,8 @@ from jax_dist._pmap.options import PmapOptions
 from jax_dist._pmap.placement import with_data
 from jax_dist.errors import MappedAxisError
 
-if TYPE_CHECKING:
-    from jax_dist._pmap.dispatch import TracedPmap
-
+# Returns the call. It is slow, so it is for the first call of a structure, and for errors.
+_BindCall: TypeAlias = Callable[[], MappedCall]
 _MAX_CONVERSIONS = 4096  # to remember; a program with more than that makes new avals all the time
 
 
@@ -45,10 +45,11 @@ class _Conversion(NamedTuple):
     new_sharding: NamedSharding
 
 
-class _LocalView:
-    """Conversion between process-local and global arrays, for one layout.
+class _Converter:
+    """Conversion between process-local arrays `[L, *s]` and global ones `[P * L, *s]`.
 
-    A training loop has the same few avals again and again, as the very same objects. Looking up by
+    P processes have L devices each, one for each slice along the mapped axis, which is 0 here. A
+    training loop has the same few avals again and again, as the very same objects. Looking up by
     their identity how to convert them makes a call with 100 leaves fast.
     """
 
@@ -57,15 +58,12 @@ class _LocalView:
         # By the id of an aval, and the mapped axis; "local" for the conversion to process-local.
         self._conversions: dict[tuple[int, Axis | str], _Conversion] = {}
 
-    def to_global(self, leaf: Any, axis: Axis, bind: Callable[[], MappedCall]) -> Any:
-        """Convert a leaf `[L, *s]` of a call to `[P * L, *s]` (for axis 0), without a copy.
+    def to_global(self, leaf: Any, axis: Axis, bind_call: _BindCall) -> Any:
+        """Return a leaf `[L, *s]` of a call as a global array `[P * L, *s]`, not copied if placed.
 
-        A global array stays as it is, and an array that is not yet on the devices is put there.
-
-        Args:
-          leaf: an array, a number, or random keys.
-          axis: the mapped dimension; None: all processes have the same value.
-          bind: returns the call; for the text of a MappedAxisError, if the leaf has not L slices.
+        A leaf is an array, a number, or random keys. A global array stays as it is. With axis None,
+        all processes have the same value, whose shape stays. If a leaf has not L slices,
+        MappedAxisError names it by its path in `bind_call()`.
         """
         key = (id(getattr(leaf, "aval", None)), axis)
         known = self._conversions.get(key)
@@ -74,24 +72,28 @@ class _LocalView:
         if is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
-            return self.to_global(np.zeros(leaf.shape, bool), axis, bind)
+            return self.to_global(np.zeros(leaf.shape, bool), axis, bind_call)
         if is_key(leaf):  # the data have more dimensions, at the end
             axis_from_left = None if axis is None else axis % leaf.ndim
-            return with_data(leaf, lambda data: self.to_global(data, axis_from_left, bind))
-        kind = self.describe(leaf, axis, bind)
-        aval, sharding = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
-        local = self.layout.process_local.sharding(axis, kind.ndim)
+            return with_data(leaf, lambda data: self.to_global(data, axis_from_left, bind_call))
+        return self._put(leaf, axis, self.global_type(leaf, axis, bind_call), key)
+
+    def _put(self, leaf: Any, axis: Axis, global_type: jax.ShapeDtypeStruct, key: Any) -> jax.Array:
+        """Put a leaf on the devices of this process; return it as part of a global array."""
+        aval = ShapedArray(global_type.shape, global_type.dtype)
+        sharding = self.layout.sharding(axis, aval.ndim)
+        local_sharding = self.layout.process_local.sharding(axis, aval.ndim)
         if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:  # faster than device_put
-            indices = local.devices_indices_map(leaf.shape)
+            indices = local_sharding.devices_indices_map(leaf.shape)
             slices = [leaf[index] for index in indices.values()]
             return _compat.put_slices(aval, sharding, slices, list(indices))
-        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
+        is_placed = lambda array: array.sharding.is_equivalent_to(local_sharding, array.ndim)
         if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
-            return self._rewrap(leaf, key, aval, sharding)
-        return _compat.rewrap(jax.device_put(leaf, local), aval, sharding)
+            return self._rewrap(leaf, key, aval, sharding)  # the next such leaf needs none of this
+        return _compat.rewrap(jax.device_put(leaf, local_sharding), aval, sharding)
 
     def to_local(self, array: Any) -> Any:
-        """Convert `[P * L, *s]` to `[L, *s]` (for axis 0), without a copy.
+        """Return the slices of this process of a result: `[P * L, *s]` as `[L, *s]`, not copied.
 
         An array that is sharded over the devices of this process only stays as it is.
         """
@@ -104,25 +106,23 @@ class _LocalView:
         if array.is_fully_addressable:
             return array
         spec, shape = array.sharding.spec, array.shape
-        for dim, entry in enumerate(spec):
-            if self.layout.name in names_of(entry):
+        for dim, mesh_axes in enumerate(spec):
+            if self.layout.name in names_of(mesh_axes):  # the dimension `P * L`
                 shape = axes.resize(shape, dim, shape[dim] // self.layout.processes)
-        local = NamedSharding(self.layout.process_local.mesh, spec)
-        return self._rewrap(array, key, ShapedArray(shape, array.dtype), local)
+        local_sharding = NamedSharding(self.layout.process_local.mesh, spec)
+        return self._rewrap(array, key, ShapedArray(shape, array.dtype), local_sharding)
 
-    def describe(
-        self, leaf: Any, axis: Axis, bind: Callable[[], MappedCall]
-    ) -> jax.ShapeDtypeStruct:
-        """Return the type of the global array that `to_global` makes of a leaf; raises as that."""
-        kind = type_of(leaf)
-        shape = kind.shape
+    def global_type(self, leaf: Any, axis: Axis, bind_call: _BindCall) -> jax.ShapeDtypeStruct:
+        """Return the type `[P * L, *s]` of the global array that `to_global` makes of a leaf."""
+        local_type = type_of(leaf)
+        shape = local_type.shape
         if axis is not None and not is_global(leaf):
             if shape[axis] != self.layout.local_size:
-                raise self._misfit_error(bind())
+                raise self._misfit_error(bind_call())
             shape = axes.resize(shape, axis, self.layout.size)
         sharding = self.layout.sharding(axis, len(shape))
         # The dtype is not weak, even if that of the leaf is; jax.pmap's are not, either.
-        return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape, local_type.dtype, sharding=sharding)
 
     def _misfit_error(self, call: MappedCall) -> MappedAxisError:
         """Return the error for a call with a leaf that has not as many slices as the process."""
@@ -137,7 +137,7 @@ class _LocalView:
     def _rewrap(
         self, array: Any, key: Any, aval: ShapedArray, sharding: NamedSharding
     ) -> jax.Array:
-        """Return the same buffers as an array of another type, and remember how by `key`."""
+        """Return the same buffers as an array of another type; store the conversion at `key`."""
         if len(self._conversions) >= _MAX_CONVERSIONS:
             self._conversions.clear()
         self._conversions[key] = _Conversion(array.aval, array.sharding, aval, sharding)
@@ -145,10 +145,11 @@ class _LocalView:
 
 
 class ProcessCalls:
-    """Calls of a mapped function on process-local arrays.
+    """Calls of a mapped function on process-local arrays, over the devices of all processes.
 
-    With `arrays="local"`, arguments and results are process-local, as jax.pmap's are. With
-    "global", results are global, and come back as arguments without a conversion.
+    `call` makes global arrays of the arguments, of the slices of all processes, runs the program on
+    these, and returns the slices of this process of the results. With `arrays="global"`, results
+    stay global, and need no conversion when they come back as arguments.
     """
 
     def __init__(
@@ -157,97 +158,92 @@ class ProcessCalls:
         fun: Callable[[], Callable],
         *,
         run: Callable[..., Any],
-        layout_of: Callable[[MappedCall], MeshLayout],
+        find_layout: Callable[[MappedCall], MeshLayout],
     ):
-        """Call `run`, on global arrays; `layout_of` traces a call to find its layout."""
-        self._options, self._fun, self._run, self._layout_of = options, fun, run, layout_of
-        self._is_global = options.arrays == "global"
-        self._agreed: set[int] = set()  # hashes, so that no signature is kept alive
-        self._views: dict[Any, _LocalView] = {}  # see `_view`
+        """Call `fun()` by `run`, on global arrays; `find_layout` traces a call on such arrays."""
+        self._options, self._fun, self._run, self._find_layout = options, fun, run, find_layout
+        self._returns_global = options.arrays == "global"
+        self._compared: set[int] = set()  # hashes of signatures, which are thus not kept alive
+        self._converters: dict[Any, _Converter] = {}  # see `_find_converter`
         self._axes: dict[Any, tuple[Axis, ...]] = {}  # of each leaf, by the structure of a call
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function on process-local arrays."""
+        """Call the function on process-local arrays; in an outer trace, leave them as they are."""
         static = self._options.static
-        mapped = tuple(arg for number, arg in enumerate(args) if number not in static)
-        leaves, structure = jax.tree.flatten((mapped, kwargs))
+        mapped_args = tuple(arg for number, arg in enumerate(args) if number not in static)
+        leaves, structure = jax.tree.flatten((mapped_args, kwargs))
         if any_tracer(leaves):
             return self._run(*args, **kwargs)
-        # Slow: for the first call of a structure, and for errors.
-        bind = lambda: MappedCall.bind(self._options, self._fun(), args, kwargs)
+        bind_call = lambda: MappedCall.bind(self._options, self._fun(), args, kwargs)
         leaf_axes = self._axes.get(structure)
         if leaf_axes is None:
-            leaf_axes = self._axes[structure] = bind().axes
-        view = self._view(structure, leaves, leaf_axes, bind)
+            leaf_axes = self._axes[structure] = bind_call().axes
+        converter = self._find_converter(structure, leaves, leaf_axes, bind_call)
         pairs = zip(leaves, leaf_axes, strict=True)
-        arrays = [view.to_global(leaf, axis, bind) for leaf, axis in pairs]
+        arrays = [converter.to_global(leaf, axis, bind_call) for leaf, axis in pairs]
         if any_tracer(arrays):  # in an outer trace, device_put of a constant makes a tracer
             return self._run(*args, **kwargs)
-        global_args, keywords = jax.tree.unflatten(structure, arrays)
+        global_args, global_kwargs = jax.tree.unflatten(structure, arrays)
         remaining = iter(global_args)
         all_args = [arg if n in static else next(remaining) for n, arg in enumerate(args)]
-        output = self._run(*all_args, **keywords)
-        return output if self._is_global else jax.tree.map(view.to_local, output)
+        results = self._run(*all_args, **global_kwargs)
+        return results if self._returns_global else jax.tree.map(converter.to_local, results)
 
-    def abstract(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def to_global_types(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Return the arguments of `lower` with the types of global arrays in place of arrays."""
         call = MappedCall.bind(self._options, self._fun(), args, kwargs)
-        view = self._view(call.structure, call.leaves, call.axes, lambda: call)
-        return self._rebuild_with_types(call, view)
+        converter = self._find_converter(call.structure, call.leaves, call.axes, lambda: call)
+        return self._rebuild_with_types(call, converter)
 
-    def agree(self, call: MappedCall, traced: "TracedPmap") -> None:
-        """Compare a program that has collectives with the other processes, before its first run."""
-        types = [type_of(leaf) for leaf in call.leaves]
+    def compare_program(self, call: MappedCall, jaxpr: ClosedJaxpr, layout: MeshLayout) -> None:
+        """Raise DisagreementError if other processes are about to run another program than `jaxpr`.
+
+        A program without collectives is not compared, for it waits for no other process.
+        """
+        types = [type_of(leaf) for leaf in call.leaves]  # of global arrays
         hashable_types = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
-        key = hash((call.structure, hashable_types, call.static))
-        if not traced.collectives or key in self._agreed:
+        signature = hash((call.structure, hashable_types, call.static))
+        texts = collectives(jaxpr)
+        if not texts or signature in self._compared:
             return
-        descriptions = {}  # of arguments as the user passes them, by path
+        descriptions = {}
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
-            if axis is not None and not self._is_global:
-                shape[axis] //= traced.context.layout.processes
-            descriptions[path] = describe(type_of(kind, shape))
+            if axis is not None and not self._returns_global:  # the user has process-local arrays
+                shape[axis] //= layout.processes
+            descriptions[path] = describe(type_of(kind, shape))  # "batch['x']": "float32[2,4]"
         for number, value in zip(self._options.static, call.static, strict=True):
             descriptions[f"static argument {number}"] = describe(value)
         fingerprint = Fingerprint(containers(call.structure), descriptions)
-        agree_to_run(
-            "pmap of {}", self._fun(), fingerprint, traced.collectives, traced.context.layout.mesh
-        )
-        self._agreed.add(key)
+        agree_to_run("pmap of {}", self._fun(), fingerprint, texts, layout.mesh)
+        self._compared.add(signature)
 
-    def _rebuild_with_types(self, call: MappedCall, view: _LocalView) -> tuple[tuple, dict]:
+    def _rebuild_with_types(self, call: MappedCall, converter: _Converter) -> tuple[tuple, dict]:
         """Return the arguments of a call, with the types of global arrays as leaves."""
         pairs = zip(call.leaves, call.axes, strict=True)
-        return call.rebuild([view.describe(leaf, axis, lambda: call) for leaf, axis in pairs])
+        return call.rebuild([converter.global_type(x, axis, lambda: call) for x, axis in pairs])
 
-    def _view(
-        self,
-        structure: Any,
-        leaves: list[Any],
-        leaf_axes: tuple[Axis, ...],
-        bind: Callable[[], MappedCall],
-    ) -> _LocalView:
-        """Return the view for a call, cached by structure and by the size of the mapped axis.
+    def _find_converter(
+        self, structure: Any, leaves: list[Any], leaf_axes: tuple[Axis, ...], bind_call: _BindCall
+    ) -> _Converter:
+        """Return the converter for a call, cached by structure and by the size of the mapped axis.
 
-        The first mapped leaf gives the size; `to_global` compares the others.
+        The first mapped leaf gives the size; `to_global` compares the others with it.
         """
         pairs = zip(leaves, leaf_axes, strict=True)
         mapped = ((leaf, axis) for leaf, axis in pairs if axis is not None)
-        leaf, axis = next(mapped, (0.0, 0))
+        leaf, axis = next(mapped, (0.0, 0))  # without any, a number, which has no dimension 0
         shape = jnp.shape(leaf)
-        # `bind().size` raises: no leaf is mapped, or the first one has no such dimension.
-        size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
+        has_axis = -len(shape) <= axis < len(shape)
+        size = shape[axis] if has_axis else bind_call().size  # which raises the right error
         key = (structure, size, is_global(leaf))
-        if key not in self._views:
-            # The mesh axes that pmaps inside ask for are found by a trace on global arrays.
-            first_view = _LocalView(self._options.lay_out(size, whole=is_global(leaf)))
-            args, kwargs = self._rebuild_with_types(bind(), first_view)
-            call = MappedCall.bind(self._options, self._fun(), args, kwargs)
-            self._views[key] = _LocalView(self._layout_of(call))
-        return self._views[key]
+        if key not in self._converters:
+            # A trace on global arrays finds the mesh axes of pmaps inside; their types need none.
+            layout = self._options.lay_out(size, is_global_size=is_global(leaf))
+            args, kwargs = self._rebuild_with_types(bind_call(), _Converter(layout))
+            global_call = MappedCall.bind(self._options, self._fun(), args, kwargs)
+            self._converters[key] = _Converter(self._find_layout(global_call))
+        return self._converters[key]
 
 
 def is_global(leaf: Any) -> bool:
@@ -256,18 +252,19 @@ def is_global(leaf: Any) -> bool:
 
 
 def agree_to_run(
-    name: str, fun: Any, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
+    name: str, fun: Any, arguments: Fingerprint, texts: Sequence[str], mesh: jax.sharding.Mesh
 ) -> None:
     """Compare a program among the processes of a mesh before its first run.
 
-    `name` is "pmap of {}", {} for the function; `moves` are its collectives. Raises
-    DisagreementError if processes are about to run different programs, or if one does not come.
+    Raises DisagreementError if they are about to run different programs, or one does not come. The
+    program has these types of arguments, and `texts` of `collectives`. In `name`, such as "pmap of
+    {}", the function `fun` is filled in: "pmap of 'step' (train.py:10)".
     """
     if _compat.find_joined_process() is None:  # there is no server to compare by
         return
-    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
-    fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
-    ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    numbered = {f"collective {number}": text for number, text in enumerate(texts, 1)}
+    fingerprint = arguments._replace(leaves={**arguments.leaves, **numbered})
+    ranks = sorted({device.process_index for device in mesh.devices.flat})
     line = os.path.basename(definition(fun))  # the directory may differ between processes
     name = name.format(f"'{axes.function_name(fun)}'" + (f" ({line})" if line else ""))
     agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks)

@@ -2,8 +2,8 @@
 
 pmap shows each process its own slices only, `[L, *s]` for `L` devices; the program runs on global
 arrays `[P * L, *s]` of `P` processes. Outside of a trace the two are the same buffers under two
-shapes (see `process_calls`). Inside one, where there are no buffers, the view is an array of the
-global program that is declared to be replicated over processes, though its copies differ.
+shapes (see `process_calls`). Inside one, where there are no buffers, the process-local array is
+declared to be replicated over processes, though its copies differ.
 """
 
 import dataclasses
@@ -42,8 +42,11 @@ class TracedBody:
 
     def run(self, slices: Sequence[Any]) -> list[Any]:
         """Trace the function on the slices of one device; return the leaves of its output."""
-        with self.frame.active():
+        token = meshes.current_frame.set(self.frame)  # for pmaps that the function calls
+        try:
             output = self.call.run(slices)
+        finally:
+            meshes.current_frame.reset(token)
         self.out_axes = axes.spread_out_axes(self.options.out_axes, output, self.options.fun_name)
         leaves, self.out_tree = jax.tree.flatten(output)
         return leaves
@@ -66,8 +69,7 @@ class TracedBody:
             which each device gets the whole.
           name: the mesh axis with one slice on each device.
           mesh: where; None for the mesh of the context.
-          manual: the axes that the shard_map is manual over, if more than `name`. Along the others
-            all devices compute the same.
+          manual: the axes that the shard_map is manual over, if more than `name`.
           run: what to call on the slices instead of `self.run`.
         """
         run = run or self.run
@@ -112,28 +114,29 @@ class TracedBody:
         return [next(iterators[_group_index(axis)]) for axis in self.out_axes]
 
     def map_over_free_axis(self, name: str, size: int) -> list[Any]:
-        """Map a pmap inside of another one, over a free axis of its mesh; return the output leaves.
+        """Map the function of a pmap inside of another one over a mesh axis; return output leaves.
 
-        The function may use tracers of the outer body, which a nested shard_map cannot close over.
-        A first trace finds them among the constants of its jaxpr; the jaxpr is then mapped with
-        them as its first operands. Without any, the function itself is mapped, for a jaxpr may hold
-        kernels that cannot be moved.
+        The function may use values of the outer function, which are tracers. A nested shard_map
+        cannot close over these: they have to be operands. A first trace, to a jaxpr, has them as
+        constants; this jaxpr is mapped, with them as its first operands. Without any, the function
+        itself is mapped, for a jaxpr may hold kernels that cannot be moved.
         """
         run_on_slices = lambda *slices: self.run(slices)
         jaxpr = jax.make_jaxpr(run_on_slices, axis_env=[(name, size)])(*self.call.slices())
         consts = interpreter.constants(jaxpr)
-        outer_tracers = {n: const for n, const in enumerate(consts) if isinstance(const, Tracer)}
-        if not outer_tracers:
+        tracer_indices = [n for n, const in enumerate(consts) if isinstance(const, Tracer)]
+        if not tracer_indices:
             return self.ungroup(self.map_over_devices(self.call.leaves, name))
 
-        def evaluate(operands: Sequence[Any]) -> list[Any]:
-            inner_tracers = dict(zip(outer_tracers, operands, strict=False))
-            inner_consts = [inner_tracers.get(n, const) for n, const in enumerate(consts)]
-            closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), inner_consts)
-            return rebind.evaluate(closed, operands[len(outer_tracers) :])
+        def evaluate_on_device(operands: Sequence[Any]) -> list[Any]:
+            inner_consts, slices = list(consts), operands[len(tracer_indices) :]
+            for index, operand in zip(tracer_indices, operands, strict=False):
+                inner_consts[index] = operand
+            closed_jaxpr = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), inner_consts)
+            return rebind.evaluate(closed_jaxpr, slices)
 
-        operands = [*outer_tracers.values(), *self.call.leaves]
-        return self.ungroup(self.map_over_devices(operands, name, run=evaluate))
+        operands = [*(consts[index] for index in tracer_indices), *self.call.leaves]
+        return self.ungroup(self.map_over_devices(operands, name, run=evaluate_on_device))
 
     def trace_as_vmap(self, name: Any) -> list[Any]:
         """Trace it as a vmap with axis name `name`; return the leaves of its output, stacked."""
@@ -152,32 +155,39 @@ def _group_index(axis: Axis) -> int:
 
 
 def emit(
-    options: PmapOptions, call: MappedCall, layout: MeshLayout, *, as_view: bool = False
+    options: PmapOptions, call: MappedCall, layout: MeshLayout, *, process_local: bool = False
 ) -> tuple[Any, tuple[InnerAxis, ...]]:
-    """Trace the user's function into a `shard_map`, over the mesh of `layout`.
+    """Trace the user's function into a `shard_map` over the mesh of `layout`.
 
-    Arguments and results are global arrays; with `as_view`, process-local ones. Returns the
-    results, and the mesh axes that pmaps inside ask for: with these in its layout, the function is
-    traced again.
+    With P processes of L devices each, arguments and results are global arrays, `[P * L, *s]`; with
+    `process_local`, those of this process, `[L, *s]`. Returns the results, and the mesh axes that
+    pmaps called in the function would use: the caller traces again if the layout has not got them.
     """
-    inner_axes = layout.inner if meshes.mesh_of_user() is None else ()
-    body = TracedBody(options, call, Frame((layout.name,), inner_axes))
-    if not as_view or layout.processes == 1:
-        outs = _emit_on_mesh(body, call.leaves, layout)
-    elif (process_mesh := layout.process_mesh) is None:
+    # Under a mesh of the user, the shard_map takes up all axes, and none is free for pmaps inside.
+    free_axes = layout.inner_axes if meshes.mesh_of_user() is None else ()
+    body = TracedBody(options, call, Frame((layout.name,), free_axes))
+    if process_local and layout.processes > 1:
+        outs = _map_process_local(body, layout)
+    else:
+        outs = _map_over_mesh(body, call.leaves, layout)
+    return jax.tree.unflatten(body.out_tree, outs), tuple(body.frame.wanted_axes)
+
+
+def _map_process_local(body: TracedBody, layout: MeshLayout) -> list[Any]:
+    """Do `_map_over_mesh` on process-local arrays `[L, *s]`; return such leaves of the output."""
+    call, process_mesh = body.call, layout.process_mesh
+    if process_mesh is None:
         raise DeviceCountError(
             f"pmap of '{call.fun_name}' cannot be traced over these devices: order devices= by "
             "process, with as many of each process."
         )
-    else:
-        with meshes.context_of(process_mesh):
-            pairs = zip(call.leaves, call.axes, strict=True)
-            leaves = [_view_as_whole(view, axis, layout) for view, axis in pairs]
-        outs = _emit_on_mesh(body, leaves, layout)
-        with meshes.context_of(process_mesh):
-            pairs = zip(outs, body.out_axes, strict=True)
-            outs = [_whole_as_view(whole, axis, layout) for whole, axis in pairs]
-    return jax.tree.unflatten(body.out_tree, outs), tuple(body.frame.wanted)
+    with meshes.context_of(process_mesh):
+        pairs = zip(call.leaves, call.axes, strict=True)
+        leaves = [_local_to_global(leaf, axis, layout) for leaf, axis in pairs]
+    outs = _map_over_mesh(body, leaves, layout)
+    with meshes.context_of(process_mesh):
+        pairs = zip(outs, body.out_axes, strict=True)
+        return [_global_to_local(out, axis, layout) for out, axis in pairs]
 
 
 def emit_inside(options: PmapOptions, call: MappedCall, outer: Frame) -> Any:
@@ -191,9 +201,9 @@ def emit_inside(options: PmapOptions, call: MappedCall, outer: Frame) -> Any:
             "mapped function; give devices= to the outermost pmap only."
         )
     meshes.check_axis_size(options, call.size)
-    (name, size), frame, is_free = outer.enter_axis(options.axis_name, call.size)
+    (name, size), frame, has_mesh_axis = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
-    outs = body.map_over_free_axis(name, size) if is_free else body.trace_as_vmap(name)
+    outs = body.map_over_free_axis(name, size) if has_mesh_axis else body.trace_as_vmap(name)
     return jax.tree.unflatten(body.out_tree, outs)
 
 
@@ -214,10 +224,11 @@ def check_collectives(fun_name: str, name: str, jaxpr: Any) -> None:
         )
 
 
-def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -> list[Any]:
-    """Trace a body on its mesh, also if the user has set another mesh of the same devices.
+def _map_over_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -> list[Any]:
+    """Map a function over the devices of its mesh; return the leaves of its output, global arrays.
 
-    XLA then moves arguments from the user's mesh to that of the pmap, and results back.
+    In a jit under `jax.set_mesh`, all arrays are on the user's mesh. If that has as many devices,
+    XLA moves the arguments from there to the mesh of the pmap, and the results back.
     """
     user_mesh, mesh = meshes.mesh_of_user(), layout.mesh
     if user_mesh is None:
@@ -229,67 +240,68 @@ def _emit_on_mesh(body: TracedBody, leaves: Sequence[Any], layout: MeshLayout) -
             "traces."
         )
 
-    def run(*leaves: Any) -> list[list[Any]]:
+    def map_on_mesh_of_pmap(*leaves: Any) -> list[list[Any]]:
         with meshes.context_of(mesh):
             # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.map_over_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    traced: Any = run
-    if user_mesh.explicit_axes:  # shardings are part of types there
-        specs = body.out_specs(user_mesh.axis_names)
-        traced = jax.sharding.auto_axes(run, out_sharding=specs)
-    return body.ungroup(traced(*leaves))
+    run: Any = map_on_mesh_of_pmap
+    if user_mesh.explicit_axes:  # types have shardings there, on the user's mesh: set the results'
+        out_specs = body.out_specs(user_mesh.axis_names)
+        run = jax.sharding.auto_axes(map_on_mesh_of_pmap, out_sharding=out_specs)
+    return body.ungroup(run(*leaves))
 
 
-def _view_as_whole(view: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
-    """Convert a process-local array to a global one: `[L, *s] -> [P * L, *s]` (for axis 0).
+def _local_to_global(local: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
+    """Convert the array of this process in a trace to the global one: `[L, *s] -> [P * L, *s]`.
 
-    To the program, the view is replicated over processes; in truth each process holds its own
-    slices. No element is moved: the same buffer is declared to be one part of a longer array.
+    There are P processes with L slices each along `axis` (here 0). If one of two holds [1, 2], and
+    the other [3, 4], the result is [1, 2, 3, 4], whose halves are the same buffers: nothing moves.
     """
-    if axis is None:
-        return view
-    padding = jnp.zeros_like(view, shape=(layout.processes - 1, *view.shape))
-    parts = _convert(jnp.concatenate([view[None], padding]), axis, layout, to_whole=True)
-    merged = jnp.moveaxis(parts, 0, axis % view.ndim)
-    return lax.reshape(merged, axes.resize(view.shape, axis, view.shape[axis] * layout.processes))
+    if axis is None:  # it is the same in all processes
+        return local
+    padding = jnp.zeros_like(local, shape=(layout.processes - 1, *local.shape))
+    padded_rows = jnp.concatenate([local[None], padding])  # [P, ..., L, ...]
+    rows_by_process = _convert_rows(padded_rows, axis, layout, to_global=True)
+    merged = jnp.moveaxis(rows_by_process, 0, axis % local.ndim)  # [..., P, L, ...]
+    return lax.reshape(merged, axes.resize(local.shape, axis, local.shape[axis] * layout.processes))
 
 
-def _whole_as_view(whole: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
-    """Invert `_view_as_whole`: `[P * L, *s] -> [L, *s]` (for axis 0)."""
-    if axis is None:
-        return whole
-    axis %= whole.ndim
-    local_shape = axes.resize(whole.shape, axis, whole.shape[axis] // layout.processes)
+def _global_to_local(array: jax.Array, axis: Axis, layout: MeshLayout) -> jax.Array:
+    """Invert `_local_to_global`, `[P * L, *s] -> [L, *s]`: [1, 2] of [1, 2, 3, 4] on process 0."""
+    if axis is None:  # it is the same in all processes
+        return array
+    axis %= array.ndim
+    local_shape = axes.resize(array.shape, axis, array.shape[axis] // layout.processes)
     split_shape = axes.stack(local_shape, axis, layout.processes)  # [..., P, L, ...]
-    parts = jnp.moveaxis(lax.reshape(whole, split_shape), axis, 0)
-    return _convert(parts, axis, layout, to_whole=False)[0]
+    rows_by_process = jnp.moveaxis(lax.reshape(array, split_shape), axis, 0)  # [P, ..., L, ...]
+    return _convert_rows(rows_by_process, axis, layout, to_global=False)[0]  # the rest is padding
 
 
-def _convert(rows: jax.Array, axis: int, layout: MeshLayout, *, to_whole: bool) -> jax.Array:
+def _convert_rows(rows: jax.Array, axis: int, layout: MeshLayout, *, to_global: bool) -> jax.Array:
     """Convert `[P, ..., L, ...]` between a process-local and a global array, differentiably.
 
-    There are P processes with L devices each. In the process-local array, row 0 is the view of this
-    process and the others are padding; in the global one, row p holds the slices of process p.
+    There are P processes with L devices each. In the process-local array, row 0 has the slices of
+    this process and the others are padding; in the global one, row p has those of process p.
     `axis` is where L is in a row.
 
-    shard_map would transpose the view as a replicated array, and sum cotangents over processes,
-    whose slices have nothing to do with each other. The right transpose is the inverse. The one
-    public way to define it for jvp, vmap and grad is custom_linear_solve, which requires input and
-    output of one shape: hence the padding.
+    shard_map takes the process-local array for a replicated one, and would sum its cotangents over
+    processes, which hold different slices. The right transpose is the inverse. The one public way
+    to define it for jvp, vmap and grad is custom_linear_solve, which requires input and output of
+    one shape: hence the padding.
     """
     axis %= rows.ndim - 1
-    view_spec = P(None, *[None] * axis, layout.name)
-    whole_spec = P(PROCESS_AXIS, *[None] * axis, layout.name)
+    local_spec = P(None, *[None] * axis, layout.name)
+    global_spec = P(PROCESS_AXIS, *[None] * axis, layout.name)
 
     def pad(block: jax.Array) -> jax.Array:
         padding = jnp.zeros_like(block, shape=(layout.processes - 1, *block.shape[1:]))
         return jnp.concatenate([block, padding])
 
     shard_map = functools.partial(jax.shard_map, mesh=layout.process_mesh, check_vma=False)
-    as_whole = shard_map(lambda block: block[:1], in_specs=view_spec, out_specs=whole_spec)
-    as_view = shard_map(pad, in_specs=whole_spec, out_specs=view_spec)
-    convert, invert = (as_whole, as_view) if to_whole else (as_view, as_whole)
+    as_global = shard_map(lambda block: block[:1], in_specs=local_spec, out_specs=global_spec)
+    as_local = shard_map(pad, in_specs=global_spec, out_specs=local_spec)
+    convert, invert = (as_global, as_local) if to_global else (as_local, as_global)
     if not jnp.issubdtype(rows.dtype, jnp.inexact):  # integers have no derivative
         return convert(rows)
     # Nothing is solved: what is called the solution is the converted array.

@@ -109,15 +109,11 @@ class RewriteDispatcher:
         jitted = self._get_jit(self.find_program(args, kwargs), takes_captures=False)
         return jitted.trace(*args, **kwargs)
 
-    def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a call whose signature the C++ fast path does not know.
-
-        Returns the results; what the fast path needs to make the next such call by itself, or None
-        if that is to come here too; and whether JAX is about to compile the program again.
-        """
+    def _call_anew(self, args: _Args, kwargs: _Kwargs) -> _compat.CallResult:
+        """Run a call whose signature the C++ fast path does not know."""
         program = self.find_program(args, kwargs)
         if is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
-            return self._call_in_outer_trace(program, args, kwargs), None, False
+            return _compat.CallResult(self._call_in_outer_trace(program, args, kwargs))
         for program_mesh in program.meshes:
             placement.check_runs(program_mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
@@ -127,7 +123,7 @@ class RewriteDispatcher:
                 raise
         args, kwargs = remesh.put_on(mesh, (args, kwargs))
         results, _, _ = self._run(self.find_program(args, kwargs), args, kwargs)
-        return results, None, False  # not for the fast path, which would not move the arguments
+        return _compat.CallResult(results)  # not for the fast path: it would not move the arguments
 
     def _call_in_outer_trace(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> Any:
         """Call a program on tracers, as in a jit or grad around the rewritten function.
@@ -146,12 +142,8 @@ class RewriteDispatcher:
             self._capture_warnings.warn_of(program.trace.lifted.captures, lifted=False)
         return self._get_jit(program, takes_captures=False)(*args, **kwargs)
 
-    def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        """Run a program on the user's arguments and the arrays that it captures.
-
-        Returns the results, what the fast path needs to make the next such call by itself, and
-        whether JAX is about to compile the program again.
-        """
+    def _run(self, program: RewrittenProgram, args: _Args, kwargs: _Kwargs) -> _compat.CallResult:
+        """Run a program on the user's arguments and the arrays that it captures."""
         captured, mesh = self._place_captures(program), program.mesh
         self._capture_warnings.warn_of(program.trace.lifted.captures, lifted=True)
         if mesh is not None and jax.process_count() > 1:

@@ -195,8 +195,8 @@ def _emit_over_all_processes(
         gathers="keep",
     )
     call = MappedCall.bind(options, pmap.fun, args, kwargs)
-    layout = options.lay_out(call.size, whole=False)
-    output, _ = traced_body.emit(options, call, layout, as_view=True)
+    layout = options.lay_out(call.size, is_global_size=False)
+    output, _ = traced_body.emit(options, call, layout, process_local=True)
     name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"
     what = f"{name}: a shard_map over all processes"
     findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
