@@ -35,8 +35,7 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
     """
     if not any(map(_is_gather, interpreter.equations(jaxpr))):
         return PassPlan(None)
-    eqns = interpreter.equations(jaxpr)
-    gathering = {id(eqn) for eqn in eqns if interpreter.holds(eqn, _is_gather)}
+    gathering = {id(e) for e in interpreter.equations(jaxpr) if interpreter.holds(e, _is_gather)}
     walk = _Walk(gathering, exact=exact)
     # A walk leaves a gather out, and may find later that an equation needs its whole result. Then
     # another walk over the original jaxpr keeps it, until one finds no more gathers to keep.

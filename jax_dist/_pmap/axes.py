@@ -58,8 +58,7 @@ def spread(
 
 def _mismatch(prefix: AxisPrefix, tree: Any, argument: str) -> str:
     """Return JAX's text on where `prefix` differs from `tree`, with the path."""
-    # The path of in_axes is in a pair of args and kwargs.
-    pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
+    pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))  # with kwargs
     try:
         jax.tree.broadcast(*pair, is_leaf=is_none)
     except ValueError as error:

@@ -135,12 +135,8 @@ class MeshAxes:
         record = record_of(eqn)
         axes_parameter = record.axes_param  # "axes" of a psum, "axis_name" of an all_gather
         eqn = eqn.replace(params={**eqn.params, axes_parameter: self.mapped})
-        if record.collective not in (
-            "sum",
-            "max",
-            "min",
-            "scatter",
-        ):  # it moves values, as a gather does
+        moves_only = record.collective not in ("sum", "max", "min", "scatter")  # as a gather does
+        if moves_only:
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._avoid_bfloat16_on_cpu(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]

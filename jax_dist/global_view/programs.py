@@ -69,9 +69,9 @@ class StepProgram:
     @functools.cached_property
     def captured(self) -> tuple[jax.Array, ...]:
         """The captured arrays, on all devices: the first argument of the jit object."""
-        replicated = NamedSharding(self.setting.axes.mesh, P())
+        mesh = self.setting.axes.mesh
         with jax.ensure_compile_time_eval():  # it outlives a trace around the first call
-            return tuple(put_copy(value, replicated) for value in self.traced.lifted.values)
+            return tuple(put_copy(x, NamedSharding(mesh, P())) for x in self.traced.lifted.values)
 
     @property
     def report(self) -> GlobalViewReport:
@@ -95,7 +95,7 @@ class StepProgram:
     @functools.cached_property
     def jitted(self) -> Any:
         """The jit object of `step(captured, *args, kwargs)`, without static arguments."""
-        options, out_tree = self.setting.options, self.traced.out_tree
+        options, mesh, out_tree = self.setting.options, self.setting.axes.mesh, self.traced.out_tree
 
         def step(captured: Sequence[Any], *args: Any) -> Any:
             return jax.tree.unflatten(out_tree, self._run(captured, jax.tree.leaves(args)))
@@ -103,12 +103,11 @@ class StepProgram:
         step.__name__ = step.__qualname__ = options.fun_name
         in_shardings = [sharding for _, sharding in self.argument_layouts]
         out_shardings = [sharding for _, sharding in self.result_layouts]
-        replicated = NamedSharding(self.setting.axes.mesh, P())  # for the captured arrays
         static = options.static  # jit does not count these, but counts `captured`
         donated = [1 + n - sum(m < n for m in static) for n in options.donated if n not in static]
         return jax.jit(
             step,
-            in_shardings=(replicated, *self._arguments(in_shardings)),
+            in_shardings=(NamedSharding(mesh, P()), *self._arguments(in_shardings)),
             out_shardings=jax.tree.unflatten(out_tree, out_shardings),
             donate_argnums=donated,
         )
@@ -162,8 +161,7 @@ class ViewPrograms:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting, self._size = fun, setting, setting.axes.size
-        # By the types of a call. Leaves of its state may be `[*s]`, or `[N, *s]` as under pmap; all
-        # calls that differ in that have one program.
+        # By the types of a call. Calls that have the state as `[*s]` and `[N, *s]` share a program.
         self._programs_by_call: dict[Any, StepProgram] = {}
         self._programs_by_stacked_call: dict[Any, StepProgram] = {}  # with all state as `[N, *s]`
         # The paths of leaves that differ between devices in a program, and so in all of them.

@@ -120,10 +120,8 @@ def _pair_results(
 ) -> dict[int, int]:
     """Return by result number the state leaf that it replaces: `{1: 0}` of `w, x -> loss, w`."""
     # The new state is all results, or an element of them: the first that has its types.
-    node_type, _ = out_tree.node_data() or (None, None)
-    elements = out_tree.children() if node_type and issubclass(node_type, tuple | list) else []
-    starts = itertools.accumulate((element.num_leaves for element in elements), initial=0)
-    candidates = [(out_tree, 0), *zip(elements, starts, strict=False)]
+    starts = itertools.accumulate((part.num_leaves for part in out_tree.children()), initial=0)
+    candidates = [(out_tree, 0), *zip(out_tree.children(), starts, strict=False)]
     pairs: dict[int, int] = {}
     for kind in state:
         for structure, start in candidates:
@@ -168,10 +166,8 @@ def _leaves_of_state(
     for state_type in state:
         indices = leaf_indices(call, state_type.argument)
         leaves.update(zip(indices, setting.make_state_leaves(state_type, origins), strict=True))
-    should_be_sharded = lambda leaf: (
-        not find_sharded_axes(leaf.wanted.spec).isdisjoint(setting.mapped)
-    )
-    unshardable = [leaf for leaf in leaves.values() if leaf.origin and should_be_sharded(leaf)]
+    is_to_shard = lambda leaf: not find_sharded_axes(leaf.wanted.spec).isdisjoint(setting.mapped)
+    unshardable = [leaf for leaf in leaves.values() if leaf.origin and is_to_shard(leaf)]
     if not unshardable:
         return leaves
     lines = "; ".join(
