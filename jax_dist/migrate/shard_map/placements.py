@@ -141,10 +141,8 @@ class Placements:
         if layout is not Layout.STACKED or "result" in variable.kinds():
             return True
         for use in variable.uses:
-            if use.mapped_call is None:
-                return False
-            mapped = self._plan.mapped_by_call[use.mapped_call]
-            if mapped in self._plan.plain_jits or not mapped.is_mapped(use.position):
+            mapped = use.mapped_call and self._plan.mapped_by_call[use.mapped_call]
+            if not mapped or mapped in self._plan.plain_jits or not mapped.is_mapped(use.position):
                 return False
         return all(is_read(definition.node) for definition in variable.definitions)
 

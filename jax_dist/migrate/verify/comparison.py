@@ -296,13 +296,10 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
 
 
 def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[str]:
-    """Yield "the output differs in line 3: ..." for the first line that is not the same.
-
-    Lines of several processes come in any order, with those of their transport, gloo, in between.
-    """
+    """Yield "the output differs in line 3: ..." for the first line that is not the same."""
     is_same = _is_about if may_round else str.__eq__
     outputs = [run.output.splitlines() for run in (before, after)]
-    if len(before.calls) > 1:
+    if len(before.calls) > 1:  # processes: their lines come in any order, with gloo's in between
         by_words = lambda line: (_NUMBER.sub("*", _mask(line)), line)
         outputs = [sorted(itertools.filterfalse(_GLOO.search, o), key=by_words) for o in outputs]
     for number, (old, new) in enumerate(itertools.zip_longest(*outputs), 1):

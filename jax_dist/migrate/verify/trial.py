@@ -54,9 +54,7 @@ def verify(
             limits = {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
             return runs.run_recorded(command, root, texts, work=work, **limits, **recording)
 
-        texts = {
-            path: review.mark(file, path) for path, file in by_path.items() if file.changed_reads
-        }
+        texts = {path: review.mark(x, path) for path, x in by_path.items() if x.changed_reads}
         before = run(texts, "running the old program")
 
         def compare_with(files: Sequence[FileMigration], title: str) -> Verification:
