@@ -344,4 +344,4 @@ def test_a_place_that_takes_another_form_says_why(folder: pathlib.Path):
     code, _, err = _run("--to", "jit", "a.py", "--", sys.executable, "-c", "0")
 
     assert code == 0
-    assert "  to shard_map: a.py:9: not jit alone: the command never calls it\n" in err
+    assert "  to shard_map: a.py:9: stays in shard_map: the command never calls it\n" in err

@@ -170,7 +170,7 @@ def test_each_trap_takes_the_form_of_shard_map_with_its_reason(
 
     assert verification.problems == []
     reasons = {
-        name: place.reason.removeprefix("not jit alone: ")
+        name: place.reason.removeprefix("stays in shard_map: ")
         for name, place in zip(_STEPS, places, strict=True)
     }
     assert reasons == {name: reason for name, (_, _, reason) in _STEPS.items()}

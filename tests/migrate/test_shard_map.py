@@ -126,7 +126,7 @@ def test_a_step_that_needs_its_device_is_no_jit_alone(name: str):
     result = golden.migrate(_HEAD + text, "jit")
 
     assert [place.form for place in result.places] == ["shard_map"]
-    assert result.places[0].reason == f"not jit alone: {reason}"
+    assert result.places[0].reason == f"stays in shard_map: {reason}"
     assert "jax.shard_map(" in result.after.decode()
 
 
@@ -202,7 +202,7 @@ def test_keys_that_the_program_reads_itself_stay_one_for_each_device():
     text = text.replace("return jax_utils.unreplicate(w)", "return jax_utils.unreplicate(w), keys")
     result = golden.migrate(_HEAD + text, "jit")
 
-    assert [place.reason for place in result.places] == ["not jit alone: keys per device"]
+    assert [place.reason for place in result.places] == ["stays in shard_map: keys per device"]
 
 
 @pytest.mark.parametrize(

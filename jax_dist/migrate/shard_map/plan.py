@@ -45,7 +45,7 @@ class MigrationPlan:
             try:
                 self.plain_jits[mapped] = self._find_axis_uses(mapped, shard_map_lines)
             except CannotMigrate as error:
-                self.remarks[mapped] = f"not jit alone: {error.reason}"
+                self.remarks[mapped] = f"stays in shard_map: {error.reason}"
         self._exclude_sharing_functions()
         # pmap takes a random key for each device, a plain jit one for the whole batch: it is no
         # longer stacked. Only a run can show whether the program may have other random numbers.
@@ -83,7 +83,7 @@ class MigrationPlan:
                     sharing.append(mapped)
             if not sharing:
                 return
-            remark = "not jit alone: another mapped function shares its reductions or keys"
+            remark = "stays in shard_map: another mapped function shares its reductions or keys"
             for mapped in sharing:
                 del self.plain_jits[mapped]
                 self.remarks[mapped] = remark
