@@ -1,7 +1,4 @@
-"""Migrate files together, to one target.
-
-A fix inside of another waits for the next round. The last text must parse.
-"""
+"""Migrate files together, to one target; a fix inside of another waits for the next round."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -36,8 +36,7 @@ def changed_reads(module: Module, nodes: Collection[ast.AST]) -> ChangedReads:
     f-string or a pattern, where no call can be written or positions are not known.
     """
     source = module.source
-    has_offsets_of_file = source.written(source.code) == source.code
-    if not source.path.endswith(".py") or not has_offsets_of_file:
+    if not source.path.endswith(".py") or source.written(source.code) != source.code:
         return {}
     spans_by_line: dict[int, list[tuple[int, int]]] = {}
     for node in nodes:

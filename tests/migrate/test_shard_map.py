@@ -130,6 +130,23 @@ def test_a_step_that_needs_its_device_is_no_jit_alone(name: str):
     assert "jax.shard_map(" in result.after.decode()
 
 
+_SHARED = """\
+def main(w, batches):
+    f = jax.pmap(lambda w, x: w - jax.lax.pmean(x, "i"), "i", in_axes=(None, 0), out_axes=None)
+    for x in batches:
+        w = f(w, x)
+        w = f(w, x)
+        late = f(late, x)
+"""
+
+
+def test_a_state_that_no_axis_maps_is_put_on_the_mesh_once():
+    after = golden.migrate(_HEAD + _SHARED, "shard_map").after.decode()
+
+    assert after.count("w = jax.device_put(w, NamedSharding(mesh, P()))\n    f = ") == 1
+    assert "late = jax.device_put" not in after  # not defined above
+
+
 def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     text = _STEP.format(
         body='return w - jax.lax.pmean(jax.grad(loss)(w, x), "i")', more="", keys=""

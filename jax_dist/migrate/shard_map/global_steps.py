@@ -28,8 +28,7 @@ _REASONS = {
 class AxisUses(NamedTuple):
     """Uses of the mapped axis in a step, all of which it drops as `jax.jit` alone."""
 
-    # Calls that give way to their `x`: `pmean(x, axis)`, `psum(x, axis)`, and
-    # `fold_in(x, axis_index(axis))`.
+    # Calls that give way to `x`: `pmean(x, axis)`, `psum(x, axis)`, `fold_in(x, axis_index(axis))`.
     operands: dict[ast.Call, ast.expr]
     keywords: list[ast.keyword]  # `axis_name=axis` of other calls
 

@@ -26,12 +26,6 @@ class Layout(enum.Enum):
     STACKED = "stacked"  # P(axis): as pmap has it, `[devices, ...]`
 
 
-_LAYOUT_OF_KIND: dict[Kind | None, Layout] = {
-    Kind.REPLICATED: Layout.REPLICATED,
-    Kind.SPLIT: Layout.SHARDED,
-}
-
-
 class Layouts:
     """The layouts of the variables, arguments and results of a file's mapped functions."""
 
@@ -109,8 +103,10 @@ class Layouts:
         if variable is not None:
             return self.of_variable[variable]
         change = self._variables.changes.find(node)
-        kind = None if change is None else change.kind
-        return _LAYOUT_OF_KIND.get(kind, Layout.STACKED)
+        if change is not None and change.kind is Kind.SPLIT:
+            return Layout.SHARDED
+        is_replicated = change is not None and change.kind is Kind.REPLICATED
+        return Layout.REPLICATED if is_replicated else Layout.STACKED
 
     def _common_layout(self, nodes: Sequence[ast.expr]) -> Layout:
         """Return the layout that all expressions have; STACKED if they differ."""

@@ -56,8 +56,7 @@ class Pmapped:
 
     def mapped_arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return the arguments of a call that pmap maps over."""
-        arguments = enumerate(self.arguments(call))
-        return [node for position, node in arguments if self.is_mapped(position)]
+        return [node for n, node in enumerate(self.arguments(call)) if self.is_mapped(n)]
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return the arguments of a call, in the order of the parameters."""
@@ -88,10 +87,9 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
         by_hand = "Transpose the results by hand."
         raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
     tuple_length = _tuple_length(module, function, calls)  # None: one result, and no tuple
-    option_texts: dict[str, str] = {}
-    for name, node in options.items():
-        if not (isinstance(node, ast.Constant) and node.value is None):
-            option_texts[name] = _option_text(module, site, node)
+    is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
+    nodes = {name: node for name, node in options.items() if not is_none(node)}
+    option_texts = {name: _option_text(module, site, node) for name, node in nodes.items()}
     return Pmapped(
         site, option_texts, calls, parameters, in_axes, static, keyword_only, tuple_length, out_axes
     )

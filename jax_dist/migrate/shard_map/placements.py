@@ -65,6 +65,7 @@ class Placements:
         # If it returns one replicated array, `unreplicate(f(x))` or `f(x)[0]` becomes `f(x)`.
         is_tuple = mapped.tuple_length is not None
         is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
+        self._put_shared_states(mapped)
         for call in mapped.calls:
             self._edit_arguments(mapped, call)
             outer: Any = self._module.parent(call)
@@ -83,6 +84,22 @@ class Placements:
             # Only what is behind the function is replaced: other edits may be inside of that.
             (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
             self._writer.edits.append(Edit(start, end, text.removeprefix(function)))
+
+    def _put_shared_states(self, mapped: Pmapped) -> None:
+        """Insert `state = device_put(state, ...)` above pmap for a state with `in_axes` None."""
+        # Only for `state = step(state)`, where the function around defines `state` further above.
+        module, at = self._module, mapped.site.node
+        (start, _), bindings = module.span(at), module.scope(at).bindings.items()
+        above = {n for n, bound in bindings for b in bound if module.span(b.node)[0] < start}
+        names: list[str] = []
+        for call in mapped.calls:
+            if module.scope(call) is module.scope(at):
+                new = {module.text(target) for target, _ in self._variables.find_targets(call)}
+                texts = zip(map(module.text, mapped.arguments(call)), mapped.in_axes, strict=True)
+                names += [text for text, axis in texts if axis is None and text in new & above]
+        for name in dict.fromkeys(names):
+            put, column = self._put_replicated(at, mapped, name), len(self._writer.indent(at))
+            self._writer.insert_above(at, [self._writer.assignment(name, put, column)])
 
     def _make_argument(
         self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call

@@ -77,10 +77,8 @@ class MigrationPlan:
             for mapped in self.mapped_functions:
                 if mapped not in self.plain_jits:
                     kept |= {*global_steps.nodes_of(self.module, mapped), *keys[mapped]}
-            sharing: list[Pmapped] = []
-            for mapped, uses in self.plain_jits.items():
-                if kept & {*uses.operands, *uses.keywords, *keys[mapped]}:  # what it would drop
-                    sharing.append(mapped)
+            dropped = {x: {*u.operands, *u.keywords, *keys[x]} for x, u in self.plain_jits.items()}
+            sharing = [mapped for mapped, parts in dropped.items() if kept & parts]
             if not sharing:
                 return
             remark = "stays in shard_map: another mapped function shares its reductions or keys"

@@ -71,12 +71,12 @@ def rewrite(
 
 def _find_batch_reads(plan: MigrationPlan) -> set[ast.AST]:
     """Return the reads of parameters in plain jits: these get the whole batch, not a device's."""
-    reads: set[ast.AST] = set()
-    for mapped in plan.plain_jits:
-        for node in global_steps.nodes_of(plan.module, mapped):
-            if isinstance(node, ast.Name) and node.id in mapped.parameters:
-                reads.add(node)
-    return reads
+    return {
+        node
+        for mapped in plan.plain_jits
+        for node in global_steps.nodes_of(plan.module, mapped)
+        if isinstance(node, ast.Name) and node.id in mapped.parameters
+    }
 
 
 def _make_plan(
@@ -125,9 +125,8 @@ def _find_sharing_calls(module: Module, mapped_functions: Sequence[Pmapped]) -> 
     """Return the mapped functions that share a call with another, or are called inside of one."""
     owner_counts = collections.Counter(call for x in mapped_functions for call in x.calls)
     bodies = {functions.innermost(module, x.site.fun) or x.site.fun for x in mapped_functions}
-    is_inside_one = lambda call: not bodies.isdisjoint(module.ancestors(call))
-    is_entangled = lambda call: owner_counts[call] > 1 or is_inside_one(call)
-    return [mapped for mapped in mapped_functions if any(map(is_entangled, mapped.calls))]
+    is_shared = lambda call: owner_counts[call] > 1 or not bodies.isdisjoint(module.ancestors(call))
+    return [mapped for mapped in mapped_functions if any(map(is_shared, mapped.calls))]
 
 
 def _find_unchanged(

@@ -79,7 +79,6 @@ class Writer:
     def wrap(self, node: Any, call: NewCall, inner: Any = None) -> None:
         """Edit a node to a new call, in which the code of `inner` takes the place of HOLE."""
         # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
-        # Without `inner`, the node itself goes there. A line that gets too long is broken.
         inner = inner or node
         text, flat = self.module.text(inner), str(call)
         before, _ = self.module.margins(node)  # what is in front of it on its line
@@ -212,10 +211,8 @@ class Writer:
 
     def _start(self, statement: ast.stmt) -> int:
         """Return the offset where a statement begins, with its decorators."""
-        decorators = getattr(statement, "decorator_list", ())
-        if not decorators:
-            return self.module.span(statement)[0]
-        return self.module.span(decorators[0])[0] - len("@")
+        span, decorators = self.module.span, getattr(statement, "decorator_list", ())
+        return span(decorators[0])[0] - len("@") if decorators else span(statement)[0]
 
     def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
         """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import."""
