@@ -71,14 +71,11 @@ class FileMigration:
 
 
 class CannotMigrate(Exception):
-    """Raised where a use of pmap cannot be migrated; `by_hand` says what the user can do.
-
-    The reason has the same words each time, so that reports can group the uses by it.
-    """
+    """Raised where a use of pmap cannot be migrated; `by_hand` says what the user can do."""
 
     def __init__(self, reason: str, by_hand: str = ""):
         super().__init__(reason, by_hand)
-        self.reason: str = reason
+        self.reason: str = reason  # the same words each time: reports group places by it
         self.by_hand: str = by_hand
 
 

@@ -1,7 +1,4 @@
-"""Expressions that add the device axis, the leading dimension of pmap, remove or keep it.
-
-A function of the project does what all its branches do to one of its parameters.
-"""
+"""Expressions that add the device axis, the leading dimension of pmap, remove or keep it."""
 
 import ast
 import dataclasses

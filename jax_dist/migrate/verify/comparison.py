@@ -47,6 +47,7 @@ class Verdict:
     replays: int = 0  # calls of pmap that gave the same when the new step was run alone
     reason: str = ""  # the likely cause in the step, if the numbers show it
     earlier: str = ""  # how it differed in the form that was tried first: "as jit, call 2, ..."
+    unreduced: str = ""  # a result that has another value on each device, of which one is left
 
     def __str__(self) -> str:
         if self.difference:
@@ -58,6 +59,8 @@ class Verdict:
         else:
             text = f"same in {self.same} of {self.calls} calls"
             text += f", {self.replays} of them on 1, 2 and all devices" if self.replays else ""
+            if self.unreduced:  # as before: a psum or pmean may be missing
+                text += f"; {self.unreduced} differs between devices, and only one is read"
         return text + (f" ({self.earlier})" if self.earlier else "")
 
 
@@ -93,8 +96,7 @@ class Verification:
         count = len([v for v in self.verdicts if v.calls and not v.difference])
         places, command = f"{count} of {len(self.verdicts)} places", shlex.join(self.command)
         times = ", ".join(f"{seconds:.0f} s" for seconds in self.seconds)
-        runs = f"{len(self.seconds)} runs: {times}"
-        lines = [f"{places} same in all calls of `{command}` ({runs})"]
+        lines = [f"{places} same in all calls of `{command}` ({len(self.seconds)} runs: {times})"]
         for verdict in self.verdicts:
             name = f" {verdict.name}" if verdict.name else ""
             lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
@@ -190,6 +192,7 @@ class _ProcessComparison:
         text = self._describe_difference(place, old, new)
         if not text:
             verdict.same += 1
+            verdict.unreduced = verdict.unreduced or _find_unreduced(old, new)
             verdict.raised += bool(old.raised)
         elif not any(verdict.difference for verdict in self._verdicts):  # later ones may follow
             verdict.difference = f"call {number + 1}, {text}"
@@ -229,9 +232,8 @@ class _ProcessComparison:
         for index, (old_leaf, new_leaf) in enumerate(zip(old, new, strict=True)):
             if text := _compare_leaf(old_leaf, new_leaf):
                 amount, deviation = _measure_difference(old_leaf, new_leaf)
-                may_be_rounding = self._may_round and text == "values differ"
-                line = f"{old_leaf.path}: {text}{amount}"
-                yield index, line, deviation if may_be_rounding else None
+                may_round = self._may_round and text == "values differ"
+                yield index, f"{old_leaf.path}: {text}{amount}", deviation if may_round else None
 
     def _tolerance(self, place: Key, index: int, argument_deviation: float) -> float:
         """Return the largest deviation of a call's result number `index` that may be rounding.
@@ -249,6 +251,13 @@ class _ProcessComparison:
         # Later steps may amplify rounding more than those that were replayed, in a warm-up.
         amplified = max(scaled, _FACTOR * self._largest_deviation)
         return max(tolerance, min(amplified, _MOST_ROUNDING))
+
+
+def _find_unreduced(old: RecordedCall, new: RecordedCall | None) -> str:
+    """Return a result with other values on other devices, of which one is left: "result[0]"."""
+    pairs = zip(old.results, new.results if new else (), strict=False)
+    lost = lambda x, y: x.shape[1:] == y.shape != x.shape and len({*x.rows}) > 1 and not x.is_keys
+    return next((f"result{x.path}" for x, y in pairs if lost(x, y)), "")
 
 
 def _compare_leaf(old: RecordedLeaf, new: RecordedLeaf) -> str:

@@ -1,5 +1,5 @@
 """Runs inside the user's program: changes what it imports, and records its mapped calls.
 
-The program may run under another Python, without jax_dist: nothing here imports the rest of it,
-and modules of this package import each other by relative names, for there it has another name.
+The program's Python may lack jax_dist, and this package has another name there: nothing imports
+the rest of jax_dist, and modules import each other by relative names.
 """
