@@ -159,7 +159,7 @@ def pass_first_argument(lowered: jax.stages.Lowered, values: Sequence[Any]) -> j
 
 
 class CallResult(NamedTuple):
-    """What the Python code returns to C++ after a cache miss; C++ requires a tuple of three."""
+    """Result of a cache miss, as Python code returns it to C++, which requires a tuple of three."""
 
     results: Any  # of the user's function
     fast_path_data: Any = None  # JAX's, to run the next such call in C++; None: Python runs it too
@@ -317,8 +317,8 @@ def scan_with_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]
     if "ft_in" not in params:
         return {"num_consts": params["num_consts"] + count}
     constants, carries, xs = params["ft_in"].unpack()
-    flattree: Any = importlib.import_module("jax._src.flattree")
-    return {"ft_in": flattree.pack((flattree.nones(len(constants) + count), carries, xs))}
+    pack, nones = (require("jax._src.flattree", name) for name in ("pack", "nones"))
+    return {"ft_in": pack((nones(len(constants) + count), carries, xs))}
 
 
 _PER_OPERAND = ("in_shardings", "in_layouts", "donated_invars")

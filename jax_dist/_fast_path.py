@@ -82,7 +82,7 @@ class FastPath:
         kwargs)` runs one under `jax.disable_jit`, or again if `jax.debug_nans` has found a NaN.
         """
 
-        def on_miss_with_short_traceback(*args: Any, **kwargs: Any) -> _compat.CallResult:
+        def call_on_miss(*args: Any, **kwargs: Any) -> _compat.CallResult:
             try:
                 return on_miss(args, kwargs)
             except Exception as error:
@@ -91,7 +91,7 @@ class FastPath:
 
         self.call: Callable[..., Any] = _compat.make_cached_call(
             name,
-            on_miss_with_short_traceback,
+            call_on_miss,
             without_jit=lambda *args, **kwargs: without_jit(args, kwargs),
             static_argnums=static_argnums,
             static_argnames=static_argnames,

@@ -6,7 +6,6 @@ gone is noticed by gloo, NCCL or JAX's heartbeats, and the others end.
 
 import atexit
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -191,7 +190,6 @@ class _ExitCall(NamedTuple):
         return self.main_frame.f_lasti == self.position
 
 
-@functools.cache  # a second call does nothing
 def _install_hooks(rank: int, ranks: int) -> None:
     """Make uncaught exceptions, and `sys.exit` with a code other than 0, end this process at once.
 
@@ -199,6 +197,8 @@ def _install_hooks(rank: int, ranks: int) -> None:
     `sys.exit` is made to store its call, and `_leave`, which Python runs at the end of the program,
     finds out whether the program has ended by that call.
     """
+    if getattr(sys.exit, "__module__", "") == __name__:  # they are installed
+        return
     print_exception = sys.excepthook
 
     def print_and_end(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -44,7 +44,7 @@ def spread(
     try:
         subtrees = structure.flatten_up_to(tree)
     except ValueError:
-        reason = _mismatch(prefix, tree, argument)
+        reason = _describe_mismatch(prefix, tree, argument)
         if has_keywords:
             reason += " Note that each argument passed by keyword is mapped over its leading axis."
         what = "output" if argument == "out_axes" else "positional arguments"
@@ -56,7 +56,7 @@ def spread(
     return tuple(axis for axis, subtree in pairs for _ in jax.tree.leaves(subtree))
 
 
-def _mismatch(prefix: AxisPrefix, tree: Any, argument: str) -> str:
+def _describe_mismatch(prefix: AxisPrefix, tree: Any, argument: str) -> str:
     """Return JAX's text on where `prefix` differs from `tree`, with the path."""
     pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))  # with kwargs
     try:

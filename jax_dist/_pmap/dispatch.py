@@ -89,7 +89,7 @@ class PmapDispatcher:
 
     @functools.cached_property
     def _process_calls(self) -> ProcessCalls | None:
-        """What converts arrays of this process to global ones; None if all devices are its own.
+        """Converter of arrays of this process to global ones; None if all devices are its own.
 
         It is made at the first call: it asks for the devices, which starts JAX's backend.
         """

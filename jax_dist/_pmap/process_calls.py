@@ -203,8 +203,7 @@ class ProcessCalls:
         types = [type_of(leaf) for leaf in call.leaves]  # of global arrays
         hashable_types = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         signature = hash((call.structure, hashable_types, call.static))
-        texts = collectives(jaxpr)
-        if not texts or signature in self._compared:
+        if signature in self._compared or not (texts := collectives(jaxpr)):
             return
         descriptions = {}
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):

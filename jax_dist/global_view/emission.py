@@ -258,7 +258,7 @@ class _RegionBody:
             (operand,) = variables(eqn.invars)  # its others are literals
             (value,) = self._bind(eqn, _read(eqn.invars, {operand: value}))
         shard_of_total = self.region.scattered_sums[scan_sum.total]
-        return self.axes.sum(value, shard_of_total.of_one_iteration)
+        return self.axes.sum(value, shard_of_total.shard_of_iteration)
 
     def _handlers_for(self, body: Jaxpr, shards: _Shards) -> _Handlers:
         """Return handlers, by `id(eqn)`, for equations that read `shards`, or sum in a scan."""
@@ -323,7 +323,7 @@ def _select_shards_for_body(eqn: JaxprEqn, sharded: _ShardedOperands) -> _Sharde
     elif _compat.name_of(eqn) == "scan":
         first_x = interpreter.loop_counts(eqn).first_x
         sliced = {n: shard for n, shard in sharded.items() if n >= first_x and shard.dim != 0}
-        shards = {n: shard.of_one_iteration for n, shard in sliced.items()}
+        shards = {n: shard.shard_of_iteration for n, shard in sliced.items()}
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])

@@ -30,7 +30,7 @@ class Shard:
     spec: P  # of the whole value, also over model axes
 
     @property
-    def of_one_iteration(self) -> "Shard":
+    def shard_of_iteration(self) -> "Shard":
         """The shard of one iteration of a scan: `P(None, "i")`, dim 1, becomes `P("i")`, dim 0."""
         return Shard(self.dim - 1, P(*self.spec[1:]))
 

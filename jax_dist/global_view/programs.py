@@ -82,7 +82,7 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        """What runs the plan on the mesh; XLA shards it over the model axes that the state uses."""
+        """Emitter of the plan; XLA shards it over the model axes that the state uses."""
         axes, reorders_sums = self.setting.axes, self.setting.reorders_sums
         specs = [leaf.sharding.spec for leaf in self.traced.state_leaves]
         axes_of_state = frozenset().union(*map(find_sharded_axes, specs))

@@ -99,8 +99,7 @@ class Renaming:
             for node in self._module.uses(*replaced_names(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
-                code = _codes.REMOVED_DEVICE_PUT
-                place = Place.make(self._module, node, code, form=self._target)
+                place = Place.make(self._module, node, _codes.REMOVED_DEVICE_PUT, form=self._target)
                 yield PlannedPlace(place, self._rename(node, function))
 
     def _rename(self, node: ast.expr, function: str) -> Fix:
@@ -121,7 +120,8 @@ class Renaming:
             if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
                 return name, ()
         bound = {name for scope in self._module.scopes.all for name in scope.bindings}
-        name = f"{function}_over_devices" if function in bound else function
+        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
+        name = next((name for name in names if name not in bound), names[-1])
         alias = "" if name == function else f" as {name}"
         return name, (f"from {self._vendored} import {function}{alias}",)
 

@@ -130,6 +130,15 @@ def test_a_step_that_needs_its_device_is_no_jit_alone(name: str):
     assert "jax.shard_map(" in result.after.decode()
 
 
+def test_a_state_may_be_deleted():
+    text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
+    text = text.replace("batch)\n", "batch)\n        if batch is None:\n            del w\n")
+    result = golden.migrate(_HEAD + text, "shard_map")
+
+    assert [place.form for place in result.places] == ["shard_map"]
+    assert "w = jax.device_put(w, NamedSharding(mesh, P()))" in result.after.decode()
+
+
 _SHARED = """\
 def main(w, batches):
     f = jax.pmap(lambda w, x: w - jax.lax.pmean(x, "i"), "i", in_axes=(None, 0), out_axes=None)

@@ -248,7 +248,7 @@ class Module:
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
-        """By meaning, the nodes of the longest names: `{"jax.lax.psum": [lax.psum]}`, not `lax`."""
+        """Nodes of the longest names, by meaning: `{"jax.lax.psum": [lax.psum]}`, not `lax`."""
         uses: dict[str, list[ast.expr]] = {}
         parents = self.scopes.parents
         names = ((scope, *item) for scope in self.scopes.all for item in scope.loads.items())

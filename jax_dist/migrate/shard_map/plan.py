@@ -19,7 +19,7 @@ from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 @dataclasses.dataclass(eq=False)
 class MigrationPlan:
-    """What each mapped function of a file becomes, and the writer of the new text."""
+    """Plan of what each mapped function of a file becomes, and the writer of the new text."""
 
     module: Module
     mapped_functions: Sequence[Pmapped]

@@ -227,13 +227,13 @@ class Variables:
             variable.uses = [x for x in variable.uses if x.node not in parts]
 
     def _define_by_binding(self, key: Hashable, binding: Binding) -> None:
-        """Add the definition by a statement, target or parameter that binds a name."""
+        """Add the definition by a statement, target or parameter that binds a name, but `del`."""
         match binding:
             case Binding(kind="parameter", node=parameter):
                 self._define_parameter(key, parameter)
             case Binding(kind="assign", node=target, value=ast.expr() as value):
                 self._define(key, target, value)
-            case Binding(node=target):
+            case Binding(node=target) if not isinstance(getattr(target, "ctx", None), ast.Del):
                 self._define_target(key, target)
 
     def _define_target(self, key: Hashable, target: Any) -> None:
