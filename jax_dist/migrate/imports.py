@@ -2,13 +2,10 @@
 
 import ast
 import os
-import re
 from collections.abc import Iterator
 
 from jax_dist.lint.findings import Edit, apply_edits
-from jax_dist.lint.model import sources
-from jax_dist.lint.model.scopes import NameScope
-from jax_dist.lint.model.semantic_model import KNOWN, Module, once
+from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.new_imports import remove_names
 from jax_dist.migrate.renames import is_vendored
 
@@ -25,9 +22,8 @@ def tidy(before: Module, after: Module) -> bytes:
     for statement in after.tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             names = [x for x in statement.names if not _is_of_project(statement, x)]
-            names = [x for x in names if x.asname != x.name]  # `import a as a` is a re-export
             unused = [x for x in names if _is_read(before, x) and not _is_read(after, x)]
-            edits += _import_edits(after, statement, unused, edits[-1] if edits else None)
+            edits += _import_edits(after, statement, unused)
     edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
 
@@ -35,14 +31,14 @@ def tidy(before: Module, after: Module) -> bytes:
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
     """Yield the removals of local and `_private` definitions that only `before` reads."""
     read_before = {
-        (_qualified_scope(before, scope), name)
+        (getattr(scope.node, "name", ""), name)  # of the function, and of what it reads
         for scope in before.scopes.all
         for name in scope.bindings
         if before.reads(scope, name)
     }
     for scope in after.scopes.all:
         for name, bindings in scope.bindings.items():
-            was_read = (_qualified_scope(after, scope), name) in read_before
+            was_read = (getattr(scope.node, "name", ""), name) in read_before
             is_public = scope is after.scopes.module and not name.startswith("_")
             if is_public or not was_read or after.reads(scope, name):
                 continue
@@ -63,13 +59,6 @@ def _remove_with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
         return Edit(edit.start, len(code) - len(code[edit.end :].lstrip(b"\n")), "")
     is_def = isinstance(statement, ast.FunctionDef)
     return Edit(len(above) + 1, edit.end, "") if is_def and above else edit
-
-
-def _qualified_scope(module: Module, scope: NameScope) -> tuple[str, ...]:
-    """Return the names of a scope and of those around it: ("step", "Trainer") of its method."""
-    nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
-    named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, named))
 
 
 def _has_no_effects(module: Module, statement: ast.stmt) -> bool:
@@ -93,32 +82,17 @@ def _is_of_project(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> 
 
 
 def _is_read(module: Module, alias: ast.alias) -> bool:
-    """Return whether code, or a string that is code, reads an imported name."""
+    """Return whether code reads an imported name."""
     name, scope = alias.asname or alias.name.partition(".")[0], module.scopes.module
-    if name not in scope.bindings:
-        return False
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    return bool(module.reads(scope, name)) or any(map(word.search, _strings(module)))
-
-
-@once
-def _strings(module: Module) -> list[str]:
-    """Return the strings that are code, such as annotations, entries of `__all__` and doctests."""
-    constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))
-    texts = [node.value for node in constants if isinstance(node.value, str)]
-    return [text for text in texts if ">>>" in text or sources.parses(text.strip().encode())]
+    return name in scope.bindings and bool(module.reads(scope, name))
 
 
 def _import_edits(
-    module: Module,
-    statement: ast.Import | ast.ImportFrom,
-    unused: list[ast.alias],
-    edit_above: Edit | None,
+    module: Module, statement: ast.Import | ast.ImportFrom, unused: list[ast.alias]
 ) -> list[Edit]:
     """Return the edits that remove the names `unused` from an import without a comment.
 
-    If all of an import that stands between blank lines goes, so does the blank line below it;
-    imports right above it that go, by the edit `edit_above`, do not count.
+    If all of an import that stands between blank lines goes, so does the blank line below it.
     """
     before, after = module.margins(statement)
     if not unused or "#" in module.text(statement) + after:
@@ -128,7 +102,6 @@ def _import_edits(
     if before.strip() or after.strip():  # it shares its line with another statement
         return []
     edit, code = module.line_edit(statement), module.source.code
-    start = edit_above.start if edit_above and edit_above.end == edit.start else edit.start
-    line_above = code[:start].removesuffix(b"\n").rpartition(b"\n")[2]
+    line_above = code[: edit.start].removesuffix(b"\n").rpartition(b"\n")[2]
     is_between_blanks = not line_above.strip() and code[edit.end : edit.end + 1] == b"\n"
     return [Edit(edit.start, edit.end + 1 if is_between_blanks else edit.end, "")]

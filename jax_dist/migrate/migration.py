@@ -12,7 +12,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, UnreadableError
 from jax_dist.lint.rules import Version
 from jax_dist.migrate import imports, renames, review, vendored
-from jax_dist.migrate.places import Fallback, FileMigration, PlannedPlace, Target, unparsed_cells
+from jax_dist.migrate.places import Fallback, FileMigration, PlannedPlace, Target
 from jax_dist.migrate.review import ChangedReads
 
 # A file that holds none of these has no place to migrate, except for renamed functions.
@@ -105,7 +105,8 @@ class _File:
         before, after = source.written(source.code), self._apply_fixes(module, planned)
         imports_vendored = f"from {self._vendored_name} import".encode() in after
         needs_vendored = self._target == "vendored" and after != before and imports_vendored
-        places += unparsed_cells(source)
+        errors = getattr(source, "unparsed", ())  # of cells of a notebook
+        places += [renames.plan_finding(linter.syntax_error(source, x)).place for x in errors]
         return FileMigration(
             source.path,
             before,
@@ -131,26 +132,24 @@ class _File:
         return self._project.module(source), result.places, changed_reads
 
     def _apply_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
-        """Return the bytes of the file with all fixes made, and those that they make possible."""
+        """Return the bytes of the file with all fixes made, and those that they make possible.
+
+        Imports and definitions that are now unused are removed.
+        """
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:
-                return self._remove_unused(module)
+                break
             code = new_imports.place_imports(module, choose_fixes(fixes))
             module = self._project.module(module.source.edit(code))
             if self._lines is not None:  # by number in the old text: these are now other lines
-                return self._remove_unused(module)
+                break
             planned = self._plan_renames(module)
-        raise RuntimeError("the new text would change again each time")
-
-    def _remove_unused(self, module: Module) -> bytes:
-        """Return the bytes of a migrated file, without imports and definitions now unused."""
-        source = module.source
-        if module is not self._original:
-            while (code := imports.tidy(self._original, module)) != source.code:
-                source = source.edit(code)
-                module = self._project.module(source)
-        return source.written(source.code)
+        else:
+            raise RuntimeError("the new text would change again each time")
+        while (code := imports.tidy(self._original, module)) != module.source.code:
+            module = self._project.module(module.source.edit(code))
+        return module.source.written(module.source.code)
 
     def _plan_renames(self, module: Module) -> list[PlannedPlace]:
         """Return the places of names to change, such as `jax.pmap`, each with its fix if any."""

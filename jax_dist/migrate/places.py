@@ -2,13 +2,12 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from jax_dist import _codes
 from jax_dist.lint.findings import Code, Fix
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.model.sources import Source
 
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -91,13 +90,3 @@ class PlannedPlace:
         """Return the place of a pmap that stays as it is, with the reason that `error` gives."""
         fields = {"reason": error.reason, "by_hand": error.by_hand}
         return cls(Place.make(module, node, _codes.PMAP_CALL, "left", **fields))
-
-
-def unparsed_cells(source: Source) -> Iterator[Place]:
-    """Yield a place for each notebook cell that Python cannot parse and that stays as it is."""
-    for cell in getattr(source, "unparsed", ()):
-        offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
-        position, first_line = source.position(offset), source.line_text(offset).strip()
-        reason = f"Python cannot parse the cell: {cell.message}"
-        where = source.path, position.line, position.cell
-        yield Place(*where, _codes.SYNTAX_ERROR, "left", first_line, reason)

@@ -11,7 +11,7 @@ from typing import Any
 from jax_dist import _codes
 from jax_dist.lint import new_imports
 from jax_dist.lint.engine import linter
-from jax_dist.lint.findings import Code, Edit, Fix, Safety
+from jax_dist.lint.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.lint.model import pmaps
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
@@ -97,8 +97,6 @@ class Renaming:
         """Yield each use of `device_put_replicated` and `device_put_sharded`, to be renamed."""
         for function in ("device_put_replicated", "device_put_sharded"):
             for node in self._module.uses(*replaced_names(self._module, function, self._target)):
-                if isinstance(getattr(node, "ctx", None), ast.Store):
-                    continue  # the file defines it itself
                 place = Place.make(self._module, node, _codes.REMOVED_DEVICE_PUT, form=self._target)
                 yield PlannedPlace(place, self._rename(node, function))
 
@@ -112,16 +110,17 @@ class Renaming:
         return Fix(f"replace {function}", Safety.SAFE, (edit,), imports)
 
     def _name_of_vendored(self, function: str) -> tuple[str, tuple[str, ...]]:
-        """Return a free name for a vendored function, with its import; or the one it has already.
+        """Return a free name for a vendored function, or the one it has already, with its import.
 
-        `("mapped", ("from _mapped import mapped",))`; below that import, `("mapped", ())`.
+        Such as `("mapped", ("from _mapped import mapped",))`.
         """
-        for name, bindings in self._module.scopes.module.bindings.items():
-            if [binding.target for binding in bindings] == [f"{self._vendored}.{function}"]:
-                return name, ()
-        bound = {name for scope in self._module.scopes.all for name in scope.bindings}
-        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
-        name = next((name for name in names if name not in bound), names[-1])
+        bound = {
+            name
+            for scope in self._module.scopes.all
+            for name, bindings in scope.bindings.items()
+            if [binding.target for binding in bindings] != [f"{self._vendored}.{function}"]
+        }
+        name = f"{function}_over_devices" if function in bound else function
         alias = "" if name == function else f" as {name}"
         return name, (f"from {self._vendored} import {function}{alias}",)
 
@@ -145,17 +144,17 @@ def places_of_rules(
 
     Safe fixes are made, and those that remove a jit around a pmap; other findings are left.
     """
-    places: list[PlannedPlace] = []
-    for finding in linter.check_module(module, codes, jax):
-        start, fix = finding.start, finding.fix
-        where = finding.path, start.line, start.cell, finding.code
-        text, reason = finding.line_text.strip(), finding.message
-        if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JIT_OF_PMAP):
-            places.append(PlannedPlace(Place(*where, "done", text, reason), fix))
-        else:
-            by_hand = fix.title if fix is not None else ""
-            places.append(PlannedPlace(Place(*where, "left", text, reason, by_hand)))
-    return places
+    return [plan_finding(finding) for finding in linter.check_module(module, codes, jax)]
+
+
+def plan_finding(finding: Finding) -> PlannedPlace:
+    """Return the place of a finding of lint, with its fix if a migration makes that."""
+    start, fix = finding.start, finding.fix
+    where = finding.path, start.line, start.cell, finding.code
+    text, reason = finding.line_text.strip(), finding.message
+    if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JIT_OF_PMAP):
+        return PlannedPlace(Place(*where, "done", text, reason), fix)
+    return PlannedPlace(Place(*where, "left", text, reason, fix.title if fix else ""))
 
 
 def replaced_names(module: Module, function: str, target: Target) -> tuple[str, ...]:

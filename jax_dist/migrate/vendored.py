@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
@@ -22,12 +21,10 @@ def locate(module: Module) -> tuple[str, str]:
     """Return the path of the vendored module for a file, and the name to import it by.
 
     Such as `("/src/pkg/_mapped.py", "pkg._mapped")`: it stands at the top of the file's package, or
-    beside a script or notebook. In a package with relative imports the name is "..._mapped".
+    beside a script. In a package with relative imports the name is "..._mapped".
     """
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
-    if path.endswith(".ipynb"):
-        return os.path.join(folder, _FILE), VENDORED
     package = _package_by_files(folder)
     if package and any(node.level for node in module.nodes(ast.ImportFrom)):  # relative imports
         depth = folder.removeprefix(package).count(os.sep)  # below the package
@@ -44,11 +41,6 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
             yield FileMigration(os.path.relpath(path), b"", text, is_new=True)
-        elif path and b"def mapped(" not in Path(path).read_bytes():
-            raise MisuseError(
-                f"{os.path.relpath(path)} is a file of the project, and the vendored module needs "
-                "that name. Rename it, or use --to jax_dist."
-            )
 
 
 def _package_by_files(folder: str) -> str:

@@ -4,7 +4,6 @@ import pathlib
 
 import pytest
 
-from jax_dist._usage import MisuseError
 from jax_dist.migrate import migration
 from jax_dist.migrate.migration import MigrationOptions
 
@@ -53,15 +52,6 @@ def test_the_module_lies_where_the_file_finds_it(
 
     assert [file.path for file in files if file.is_new] == [path]
     assert any(line in file.after.decode() for file in files)
-
-
-def test_a_name_that_is_taken_is_an_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("_mapped.py").write_text("mine = 1\n")
-    pathlib.Path("a.py").write_text(f"import jax\n{_USE}")
-
-    with pytest.raises(MisuseError, match=r"_mapped\.py is a file of the project"):
-        migration.migrate(["a.py"], MigrationOptions(to="vendored"))
 
 
 def test_an_alias_of_another_file_changes_where_it_is_defined(

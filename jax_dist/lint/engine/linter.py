@@ -87,9 +87,9 @@ class Examiner:
         try:
             findings = check_module(self.project.module(source), codes, self.target)
         except ParseError as error:
-            findings = [_syntax_error(source, error)]
+            findings = [syntax_error(source, error)]
         unparsed_cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
-        findings += [_syntax_error(source, error) for error in unparsed_cells]
+        findings += [syntax_error(source, error) for error in unparsed_cells]
         findings = [finding for finding in findings if finding.code in codes]
         if findings and b"noqa" in source.code.lower():
             return [finding for finding in findings if not _is_suppressed(source, finding)]
@@ -172,7 +172,7 @@ def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
     return strings[-1] if strings else None
 
 
-def _syntax_error(source: Source, error: ParseError) -> Finding:
+def syntax_error(source: Source, error: ParseError) -> Finding:
     """Return the finding for a syntax error, at the line and column where Python stopped."""
     offset = source.line_starts[min(max(error.line, 1), len(source.line_starts)) - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"

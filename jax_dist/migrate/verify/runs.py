@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import platform
 import re
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,7 @@ def root_of(paths: Sequence[str]) -> str:
     common = os.path.commonpath([*folders, os.getcwd()])
     if common == too_large[0]:
         raise MisuseError(f"only {common} holds the files and the current folder: change to theirs")
-    is_small = lambda folder: folder not in too_large
-    above = itertools.takewhile(is_small, sources.folders_above(common))
+    above = (folder for folder in sources.folders_above(common) if folder not in too_large)
     return next(filter(sources.is_project, above), common)
 
 
@@ -118,7 +116,6 @@ def run_recorded(
     work: Path,
     devices: int,
     timeout: float | None = None,
-    report_seconds: Callable[[float], None] = lambda seconds: None,
     **recording: Any,
 ) -> Run:
     """Run a command in a copy of a project, and return its recorded calls.
@@ -134,20 +131,17 @@ def run_recorded(
     tree, records = work / "tree", work / "records"
     shutil.copytree(root, tree, symlinks=True, ignore=_LEFT_OUT)
     for path, text in texts.items():
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(text)
     for folder in (records, work / "tmp"):
         folder.mkdir()
     recording |= {"folder": str(records), "tree": str(tree)}
     with inject_recording(record=recording, ran=str(work / "ran")) as injected:
-        environment = _environment(injected, work, devices)
-        cwd = tree / os.path.relpath(os.getcwd(), root)
-        options = {"cwd": cwd, "env": environment}
-        exit_code, seconds = _run_until_timeout(command, work, timeout, report_seconds, **options)
+        cwd, env = tree / os.path.relpath(os.getcwd(), root), _environment(injected, work, devices)
+        exit_code, seconds = _run_until_timeout(command, work, timeout, cwd=cwd, env=env)
     read = lambda name: (work / name).read_text("utf-8", "replace").replace(str(tree), root)
     calls = [read_calls(process) for process in sorted(records.iterdir())]
-    ran, imported = _read_reached_lines(work / "ran"), _find_imported(tree)
-    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, ran, imported)
+    reached = _read_reached_lines(work / "ran"), _find_imported(tree)
+    return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, *reached)
 
 
 def _read_reached_lines(path: Path) -> frozenset[tuple[str, int]]:
@@ -193,7 +187,7 @@ def _environment(injected: str, work: Path, devices: int) -> dict[str, str]:
 
 
 def _run_until_timeout(
-    command: Sequence[str], work: Path, timeout: float | None, report_seconds: Any, **options: Any
+    command: Sequence[str], work: Path, timeout: float | None, **options: Any
 ) -> tuple[int | None, float]:
     """Run a command, and return its exit code (None: stopped after the timeout) and seconds.
 
@@ -203,25 +197,15 @@ def _run_until_timeout(
     program = shutil.which(command[0])
     if program is None:
         raise MisuseError(f"{command[0]} cannot be started: there is no such program")
-    program = os.path.abspath(program) if os.sep in command[0] else program
+    words = [os.path.abspath(program), *command[1:]]  # `./venv/bin/python` is not in the copy
     start = time.monotonic()
     with open(work / "stdout", "wb") as out, open(work / "stderr", "wb") as errors:
-        process = subprocess.Popen(
-            [program, *command[1:]],
-            **options,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=errors,
-            start_new_session=True,
-        )
+        options |= {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": errors}
+        process = subprocess.Popen(words, start_new_session=True, **options)
         try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(timeout=0.2), time.monotonic() - start
-                seconds = time.monotonic() - start
-                report_seconds(seconds)
-                if timeout is not None and seconds > timeout:
-                    return None, seconds
+            return process.wait(timeout), time.monotonic() - start
+        except subprocess.TimeoutExpired:
+            return None, time.monotonic() - start
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ def verify(
     Args:
       command: the program, as it is run in the current folder.
       again: migrates the files again, with other targets for some places; None: never.
-      progress: is called with what runs, and since when.
+      progress: is called with what runs.
 
     Returns:
       The files as they may be written, unless `Verification.has_differences`, and the verdicts.
@@ -50,8 +50,8 @@ def verify(
         def run(texts: Mapping[str, bytes], title: str, **recording: Any) -> Run:
             """Run the command with these texts of files; `recording` is of `run_recorded`."""
             work = Path(folder, str(len(os.listdir(folder))))  # the first is 0
-            report_seconds = lambda seconds: progress(f"{title}: {seconds:.0f} s")
-            limits = {"devices": devices, "timeout": timeout, "report_seconds": report_seconds}
+            progress(title)
+            limits = {"devices": devices, "timeout": timeout}
             return runs.run_recorded(command, root, texts, work=work, **limits, **recording)
 
         texts = {path: review.mark(x, path) for path, x in by_path.items() if x.changed_reads}

@@ -1,14 +1,13 @@
 """The records of mapped calls: how one process writes them, and how they are read.
 
 Each process has a folder. In it, `calls.jsonl` has one line for each call, and `arrays` holds the
-arrays one behind another, each as `numpy.save` writes it. An array is written once, even if the
-program hands it on from call to call; of one that is too large there is only a corner.
+arrays one behind another, each as `numpy.save` writes it; of one that is too large there is only a
+corner.
 """
 
 import functools
 import hashlib
 import json
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,8 +58,6 @@ class RecordWriter:
         # Both stay open until the process ends, however it does.
         self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115
         self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
-        # By id of an array: a weak reference to it, its fields, and whether all of it was written.
-        self._known: dict[int, tuple[Any, dict[str, Any], bool]] = {}
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write one call, whose arrays were described before."""
@@ -84,29 +81,10 @@ class RecordWriter:
                 has_address = " at 0x" in text  # which differs from run to run
                 fields = {"dtype": type_name, "text": type_name if has_address else text}
             leaves.append({"path": jax.tree_util.keystr(path), **fields})
-        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
         return leaves
 
     def _describe_array(self, leaf: Any, *, is_argument: bool, keep_all: bool) -> dict[str, Any]:
-        """Return the fields of the `RecordedLeaf` of an array or number, and write it."""
-        import jax
-
-        reference, fields, is_whole = self._known.get(id(leaf), (lambda: None, {}, False))
-        if reference() is leaf and (is_whole or not keep_all):  # else one that is gone had its id
-            return fields
-        array, copies = to_numpy(leaf)
-        dtype = getattr(leaf, "dtype", type(leaf).__name__)
-        if is_argument and not array.dtype.hasobject:  # jit takes float64 as float32
-            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-            array = array.astype(dtype, copy=False)
-        fields = {"dtype": str(dtype), **self._write_array(array, keep_all=keep_all)}
-        fields["copies"] = _digests(copies)
-        if isinstance(leaf, jax.Array):  # its elements never change
-            self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
-        return fields
-
-    def _write_array(self, array: Any, *, keep_all: bool) -> dict[str, Any]:
-        """Write an array, or a corner of it, and return fields of its `RecordedLeaf`.
+        """Write an array or number, or a corner of it; return the fields of its `RecordedLeaf`.
 
         Its digest is made of those of as many equal parts as there are devices, so that a batch
         [8, 4, 3] and the merged one [32, 3] have the same.
@@ -114,21 +92,30 @@ class RecordWriter:
         import jax
         import numpy as np
 
+        array, copies = to_numpy(leaf)
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        if is_argument and not array.dtype.hasobject:  # jit takes float64 as float32
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+            array = array.astype(dtype, copy=False)
         device_count = jax.local_device_count()
         is_divisible = array.size % device_count == 0
         part_digests = _digests(array.reshape(device_count, -1) if is_divisible else [array])
-        row_count = len(array) if array.ndim > 0 else 0
-        rows = part_digests if row_count == device_count else []
-        if 0 < row_count < device_count:
-            rows = _digests(array)
+        has_few_rows = array.ndim > 0 and len(array) <= device_count
+        rows = _digests(array) if has_few_rows else []
         are_rows_equal = len(rows) > 1 and len(set(rows)) == 1
         value = array[0] if are_rows_equal else array  # `_load` repeats the row
         if value.nbytes > _MOST_BYTES and not keep_all:
             value = value[(slice(_CORNER),) * value.ndim]
         offset, is_numpy_type = self._arrays.tell(), value.dtype.kind != "V"  # bfloat16 is none
         np.save(self._arrays, value if is_numpy_type else value.astype(np.float32))
-        digest = hashlib.sha256("".join(part_digests).encode()).hexdigest()[:16]
-        return {"shape": array.shape, "digest": digest, "rows": rows, "offset": offset}
+        return {
+            "dtype": str(dtype),
+            "shape": array.shape,
+            "digest": hashlib.sha256("".join(part_digests).encode()).hexdigest()[:16],
+            "rows": rows,
+            "copies": _digests(copies),
+            "offset": offset,
+        }
 
 
 def _digests(arrays: Sequence[Any]) -> list[str]:

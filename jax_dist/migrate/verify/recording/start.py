@@ -4,15 +4,17 @@ import builtins
 import collections
 import functools
 import importlib.abc
-import importlib.util
 import os
+import pkgutil
 import random
+import runpy
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from . import calls, old_names
+from . import calls
 
 
 def start(
@@ -27,7 +29,7 @@ def start(
     """Make this process change modules when they are imported, as the arguments say.
 
     Args:
-      mapped: the path of the vendored module, `_mapped.py`.
+      mapped: the path of the vendored module, which has `device_put_sharded` and its like.
       old: names that newer jax removed, to put back, and those that take their place:
         `{"jax.tree_map": "jax.tree.map"}`.
       library: the folder of jax_dist, whose pmap replaces jax.pmap; "": jax.pmap stays.
@@ -37,7 +39,7 @@ def start(
     """
     hooks: dict[str, list[Callable[[ModuleType], None]]] = collections.defaultdict(list)
     at_import = lambda module_name, hook: hooks[module_name].append(hook)
-    old_names.install(at_import, old, mapped)
+    at_import("jax", lambda jax: _restore_names(jax, old, mapped))
     if library:
         at_import("jax", lambda jax: _use_library(jax, library, explain))
     if record:
@@ -50,27 +52,52 @@ def start(
     sys.meta_path.insert(0, _Finder(hooks))
 
 
+def _restore_names(jax: ModuleType, names: Mapping[str, str], mapped: str) -> None:
+    """Put back the names that jax removed, and the modules that held them; see `start`."""
+    run_once = functools.cache(runpy.run_path)
+    with warnings.catch_warnings():  # of the names that jax deprecates
+        warnings.simplefilter("ignore")
+        for old, new in names.items():
+            module, _, name = old.rpartition(".")
+            try:
+                _put_back(_import_or_make(module), name, pkgutil.resolve_name(new))
+            except (ImportError, AttributeError):
+                continue  # this jax has no such new name
+        for name in ("device_put_replicated", "device_put_sharded"):
+            _put_back(jax, name, lambda *args, name=name: run_once(mapped)[name](*args))
+
+
+def _put_back(module: ModuleType, name: str, value: Any) -> None:
+    if not hasattr(module, name):
+        setattr(module, name, value)
+
+
+def _import_or_make(name: str) -> ModuleType:
+    """Return a module of jax; make one that jax removed, bound in its package as imports do."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        module = sys.modules[name] = ModuleType(name)
+        package, _, last = name.rpartition(".")
+        _put_back(_import_or_make(package), last, module)
+        return module
+
+
 def _use_library(jax: Any, folder: str, report_path: str) -> None:
     """Replace jax.pmap by jax_dist.pmap, which is imported from `folder` when it is first called.
 
     Each function that it maps then appends a report to the file `report_path`, unless that is "".
     """
-    pmap_of_jax = jax.pmap
 
     def pmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
         if folder not in sys.path:
             sys.path.append(folder)
         import jax_dist
 
-        current, jax.pmap = jax.pmap, pmap_of_jax  # which jax_dist itself uses
-        try:
-            mapped = jax_dist.pmap(fun, *args, **kwargs)
-        finally:
-            jax.pmap = current
+        mapped = jax_dist.pmap(fun, *args, **kwargs)
         return _report_first_call(mapped, fun, report_path) if report_path else mapped
 
-    pmap.__name__, pmap.__doc__ = "pmap", pmap_of_jax.__doc__
-    jax.pmap = pmap
+    jax.pmap = functools.update_wrapper(pmap, jax.pmap)
 
 
 def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
@@ -102,13 +129,14 @@ def _report_first_call(mapped: Any, fun: Any, path: str) -> Any:
 
 def _make_marker(records: str) -> Callable[[str, int, Any], Any]:
     """Return the function `__ran__` of marked texts: it notes each line once, in a file."""
-    noted: set[tuple[str, int]] = set()
+
+    @functools.cache
+    def note(path: str, line: int) -> None:
+        with open(records, "a", encoding="utf-8") as file:
+            file.write(f"{line} {path}\n")
 
     def ran(path: str, line: int, value: Any) -> Any:
-        if (path, line) not in noted:
-            noted.add((path, line))
-            with open(records, "a", encoding="utf-8") as file:
-                file.write(f"{line} {path}\n")
+        note(path, line)
         return value
 
     return ran
@@ -119,7 +147,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, hooks: dict[str, list[Callable[[ModuleType], None]]]):
         self._hooks = hooks
-        self._active: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module, whose loader then calls its hooks; None if it has none.
@@ -127,14 +154,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         Hooks of the vendored module are found by its last name, since any package may hold it.
         """
         last = name.rpartition(".")[2]
-        hooks = self._hooks.get(last if last == calls.VENDORED else name)
-        if hooks is None or name in self._active:  # active: find_spec below called this again
-            return None
-        self._active.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._active.discard(name)
+        hooks = self._hooks.get(last if last == calls.VENDORED else name, [])
+        others = (x for x in sys.meta_path if x is not self) if hooks else ()
+        spec = next(filter(None, (x.find_spec(name, path, target) for x in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
