@@ -21,6 +21,14 @@ def norm(x):  # as BatchNorm does, without the name of an axis
     return x - batch_stats
 
 
+class Centre:  # as BatchNorm of another file, with the name of an axis
+    def __call__(self, x):
+        return x - jax.lax.pmean(x.mean(0), "i")
+
+
+centre = Centre()
+
+
 def average(x, axis_name=None):  # as the gradients of DynamicScale
     return x if axis_name is None else jax.lax.pmean(x, axis_name)
 
@@ -85,13 +93,19 @@ _STEPS = {
     "batch_norm": (
         "return w - 0.1 * jax.lax.pmean((norm(w * x) ** 2).mean(0), 'i')",
         "shared",
-        "batch norm sees the whole batch",
+        "it gives something else for the whole batch, likely by batch norm",
     ),
     "noise": (
         "noise = jax.random.normal(key, x.shape)\n"
         "    return w - 0.1 * jax.lax.pmean((noise * x).mean(0), 'i')",
         "shared",
-        "its random numbers are drawn for the whole batch",
+        "it gives something else for the whole batch, likely by its random numbers",
+    ),
+    "key_of_no_effect_with_local_counts": (
+        "keep = jax.random.bernoulli(key, 1.0, x.shape)\n"
+        "    return w - 0.1 * jax.lax.pmean((keep * x).sum(0) / (x[:, 0] > 0).sum(), 'i')",
+        "shared",
+        "it gives something else for the whole batch",
     ),
     "row_number": (
         "rows = jnp.arange(len(x))[:, None]\n"
@@ -102,7 +116,7 @@ _STEPS = {
     "device_count": (
         "return w - 0.1 * jax.lax.pmean((w * x).mean(0), 'i') * jax.device_count()",
         "shared",
-        "the step counts its devices",
+        "",
     ),
     "not_reduced": (
         "return w - 0.1 * (w * x).mean(0)",
@@ -118,7 +132,7 @@ _STEPS = {
         "noise = jax.random.normal(jax.random.fold_in(key, jax.lax.axis_index('i')), x.shape)\n"
         "    return w - 0.1 * jax.lax.pmean((noise * x).mean(0), 'i')",
         "shared",
-        "its random numbers are drawn for the whole batch",
+        "it gives something else for the whole batch, likely by its random numbers",
     ),
     "index": (
         "return w + jax.lax.pmean(x.mean(0) * jax.lax.axis_index('i'), 'i')",
@@ -134,6 +148,11 @@ _STEPS = {
         "return w + jax.lax.all_gather(x, 'i').mean((0, 1))",
         "shared",
         "the step gathers from the other devices",
+    ),
+    "axis_in_a_class": (  # the last: it raises an error as jit
+        "return w - 0.1 * jax.lax.pmean((centre(w * x) ** 2).mean(0), 'i')",
+        "shared",
+        "a.py:15 uses its axis, as batch norm with axis_name='i'; for jit, remove axis_name there",
     ),
 }
 _KEYS = {

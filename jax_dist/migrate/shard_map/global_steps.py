@@ -106,12 +106,9 @@ def why_it_differs(module: Module, mapped: Pmapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
     nodes = [node for node in nodes_of(module, mapped) if module.holds(node)]
     text = "\n".join(module.text(node) for node in nodes if isinstance(node, ast.stmt))
-    if re.search(r"\b(batch_stats|BatchNorm|batch_norm)\b", text):
-        return "batch norm sees the whole batch"
-    names = (module.qualified_name(node) for node in nodes if isinstance(node, ast.Attribute))
-    if re.search(r"\brngs\b", text) or any(name and "jax.random." in name for name in names):
-        return "its random numbers are drawn for the whole batch"
-    return "it gives something else for the whole batch"
+    is_batch_norm = re.search(r"\b(batch_stats|BatchNorm|batch_norm)\b", text)
+    cause = ", likely by batch norm" if is_batch_norm else ""
+    return f"it gives something else for the whole batch{cause}"
 
 
 def _name_text(module: Module, node: Any) -> str:

@@ -102,8 +102,7 @@ class Verification:
             lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
         lines += [f"  {problem}" for problem in self.problems]
         if self.removed:
-            more = f" and {len(self.removed) - 1} more" if self.removed[1:] else ""
-            removed = f"{self.removed[0]}{more}"
+            removed = ", ".join(self.removed)
             lines.append(f"  migrate {removed}, too: the runs put back names that jax removed")
         return "\n".join(lines)
 
@@ -150,10 +149,7 @@ def _run_problems(before: Run, after: Run) -> Iterator[str]:
     codes = before.exit_code, after.exit_code
     if None in codes or codes == (0, 0):
         return
-    if codes[0] == codes[1]:
-        yield f"the command fails before and after, with exit code {codes[0]}:"
-    else:
-        yield f"exit code {codes[0]} before, {codes[1]} after:"
+    yield f"exit code {codes[0]} before, {codes[1]} after:"
     errors = after.errors if after.exit_code else before.errors
     yield from (f"  {line}" for line in errors.strip().splitlines()[-_TAIL:])
 
@@ -288,8 +284,8 @@ def _compare_leaf(old: RecordedLeaf, new: RecordedLeaf) -> str:
 def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, float]:
     """Return the difference as text and as deviation: `(" by up to 14, 8 times what it was", 0.7)`.
 
-    The factor, 8, is the median ratio of elements. The deviation is relative to the largest element
-    of the old array; infinite if that has no floats, was not kept, or has another size.
+    The deviation is relative to the largest element of the old array; infinite if that has no
+    floats, was not kept, or has another size.
     """
     x, y = old.load(), new.load()
     if x is not None and y is not None and x.shape[1:] == y.shape:  # stacked copies before
@@ -297,11 +293,8 @@ def _measure_difference(old: RecordedLeaf, new: RecordedLeaf) -> tuple[str, floa
     if x is None or y is None or x.dtype.kind not in "fiu" or x.size != y.size:
         return "", math.inf
     x = x.reshape(y.shape)
-    difference, ratio = replays.largest_difference(x, y), next(replays.median_ratios(x, y), 1.0)
-    text = f" by up to {difference:.3g}" if (x != y).any() else ""
-    text += f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else ""
-    is_float = "float" in old.dtype
-    return text, difference / (replays.largest_element(x) or 1.0) if is_float else math.inf
+    deviation = replays.largest_difference(x, y) / (replays.largest_element(x) or 1.0)
+    return replays.format_difference(x, y), deviation if "float" in old.dtype else math.inf
 
 
 def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[str]:

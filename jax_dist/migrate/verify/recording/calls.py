@@ -2,9 +2,12 @@
 
 import collections
 import functools
+import inspect
 import os
+import re
 import sys
 import time
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -123,11 +126,23 @@ class Recorder:
         except replays.Difference as difference:
             text, reason = difference.args
         except Exception as error:  # noqa: BLE001 - any of the program's own
-            text, reason = f"it fails on its own: {type(error).__name__}: {error}"[:300], ""
+            text = f"it fails on its own: {type(error).__name__}: {error}"[:300]
+            reason = self._explain_unbound_axis(error)
         else:
             return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
         recorded.__dict__["jit_options"] = None  # it will not stay a jit: replay no more
         return {"text": text, "reason": reason}
+
+    def _explain_unbound_axis(self, error: Exception) -> str:
+        """Return which line of the program uses the axis of pmap in a step without it, or ""."""
+        axis = re.search(r"unbound axis name: (\w+)", str(error))
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f"{os.path.relpath(x.filename, self._tree)}:{x.lineno}" for x in frames]
+        lines = [line for line in lines if not line.startswith(os.pardir)]
+        if axis is None or not lines:
+            return ""
+        use = f"uses its axis, as batch norm with axis_name={axis[1]!r}"
+        return f"{lines[-1]} {use}; for jit, remove axis_name there"
 
     def _open_writer(self) -> RecordWriter:
         """Return the writer of this process; the first time, read the old program's calls too."""
@@ -150,7 +165,10 @@ class _Recorded:
 
     def __init__(self, recorder: Recorder, fun: Any, inner: Any, path: str, line: int, kwargs: Any):
         self.__dict__.update(recorder=recorder, fun=fun, inner=inner, path=path, line=line)
-        self.__dict__["name"] = getattr(inner, "__name__", type(inner).__name__)
+        step = inspect.unwrap(inner)
+        while isinstance(step, functools.partial):
+            step = inspect.unwrap(step.func)
+        self.__dict__["name"] = getattr(step, "__name__", type(step).__name__)
         self.__dict__["jit_options"] = kwargs if "in_shardings" in kwargs else None  # for replays
         functools.update_wrapper(self, fun, updated=())
 
