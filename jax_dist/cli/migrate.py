@@ -176,7 +176,7 @@ class _Migrate:
 
     def _show(self, report: Any) -> None:
         """Print the changes as the options ask for, and the results of verification."""
-        from jax_dist.migrate.report import FORMATS, review_text
+        from jax_dist.migrate.report import FORMATS, review_lines
 
         options = self._options
         if options.check:
@@ -189,8 +189,7 @@ class _Migrate:
         if report.verification is not None and not options.concise:
             stream = self._out if options.write else self._err  # standard output may be a diff
             print(report.verification, file=stream)
-            if report.review:
-                print(review_text(report), file=stream)
+            stream.writelines(f"{line}\n" for line in review_lines(report))
 
     def _print_diff(self, file: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
@@ -258,8 +257,7 @@ class _Migrate:
             self._say(f"Nothing to migrate in {counted(file_count, 'file')}.")
             return
         verb = "migrated" if options.write else "would change"
-        changed, done = counted(len(report.changed), "file"), counted(len(report.done), "place")
-        self._say(f"{changed} {verb}: {done} done, {len(report.left)} left.")
+        self._say(f"{counted(len(report.changed), 'file')} {verb}: {report.count_places()}")
         mapped = [place for place in report.done if place.is_mapped and place.form != options.to]
         for places in report.group_by_reason([*report.left, *mapped]):
             others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""

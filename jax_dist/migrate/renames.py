@@ -120,7 +120,8 @@ class Renaming:
             for name, bindings in scope.bindings.items()
             if [binding.target for binding in bindings] != [f"{self._vendored}.{function}"]
         }
-        name = f"{function}_over_devices" if function in bound else function
+        names = (function, f"{function}_over_devices", f"_{function}_over_devices")
+        name = next((name for name in names if name not in bound), names[-1])
         alias = "" if name == function else f" as {name}"
         return name, (f"from {self._vendored} import {function}{alias}",)
 

@@ -5,12 +5,14 @@ The JSON is one object:
   to: the target
   summary: files (with places or problems), changed, done, left (places), problems
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
+  comments: [{path, line, text}]: comments and docstrings that speak of pmap, of the file after
   places: [{path, line, cell, code, status, form, what, reason, by_hand}]; line is of the file
     before (in a notebook: of the cell, counted from 1)
   verification: what the runs showed, or null; its `review` lists the lines that touch a changed
     value and did not run: [{path, line, text}]
 """
 
+import collections
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import Any
 
 from jax_dist._usage import counted
 from jax_dist.migrate.places import FileMigration, Place, Target
+from jax_dist.migrate.review import Line, comments_on_pmap
 from jax_dist.migrate.verify.comparison import Verification
 
 _SCHEMA = 6
@@ -39,7 +42,20 @@ class MigrationReport:
         self.left = [place for place in self.places if place.status == "left"]
         self.changed = [file for file in self.files if file.changed]
         self.problems = [file for file in self.files if file.problem]
-        self.review = () if self.verification is None else self.verification.review
+        rewritten = self.changed if self.to in ("shard_map", "jit") else []
+        self.comments = [line for file in rewritten for line in comments_on_pmap(file)]
+        to_review = () if self.verification is None else self.verification.review
+        self.lines: dict[str, Sequence[Line]] = {  # to look at, by title
+            "Review these lines: they read a changed value, and did not run": to_review,
+            "These comments still speak of pmap": self.comments,
+        }
+
+    def count_places(self) -> str:
+        """Return the numbers of places: "3 places done (2 jit, 1 shard_map), 0 left."."""
+        forms = collections.Counter(place.form for place in self.done if place.form)
+        texts = [f"{count} {form}" for form, count in sorted(forms.items())]
+        by_form = f" ({', '.join(texts)})" if forms.keys() - {"jax_dist", "vendored"} else ""
+        return f"{counted(len(self.done), 'place')} done{by_form}, {len(self.left)} left."
 
     def group_by_reason(self, places: Sequence[Place]) -> list[list[Place]]:
         """Return the places that have a reason, grouped by it, the most frequent first."""
@@ -55,6 +71,7 @@ class MigrationReport:
             "to": self.to,
             "summary": {name: len(getattr(self, name)) for name in _COUNTED},
             "files": [{name: getattr(x, name) for name in _FILE_FIELDS} for x in self.files],
+            "comments": [line._asdict() for line in self.comments],
             "places": [dataclasses.asdict(place) for place in self.places],
             "verification": self.verification and self.verification.to_dict(),
         }
@@ -66,15 +83,15 @@ def _format_text(report: MigrationReport) -> str:
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
     if report.verification is not None:
         lines.append(str(report.verification))
-    if report.review:
-        lines.append(review_text(report))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in [*lines, *review_lines(report)])
 
 
-def review_text(report: MigrationReport) -> str:
-    """Return the lines that a run did not reach, as `  a.py:12: text`, below a title."""
-    title = "Review these lines: they read a changed value, and did not run"
-    return "\n".join([title, *(f"  {x.path}:{x.line}: {x.text}" for x in report.review)])
+def review_lines(report: MigrationReport) -> Iterator[str]:
+    """Yield the lines to look at, as `  a.py:12: text`, below titles."""
+    for title, lines in report.lines.items():
+        if lines:
+            yield title
+            yield from (f"  {line.path}:{line.line}: {line.text}" for line in lines)
 
 
 def _outcome(place: Place) -> str:
@@ -89,14 +106,13 @@ def _outcome(place: Place) -> str:
 def _markdown_lines(report: MigrationReport) -> Iterator[str]:
     """Yield the report in sections: verification, review, left by reason, problems, done."""
     yield f"# Migration to {report.to}\n"
-    changed, done = counted(len(report.changed), "file"), counted(len(report.done), "place")
-    yield f"{changed} changed, {done} done, {len(report.left)} left."
+    yield f"{counted(len(report.changed), 'file')} changed, {report.count_places()}"
     if report.verification is not None:
         yield f"\n## Verification\n\n```text\n{report.verification}\n```"
-    if report.review:
-        yield "\n## Review\n\nThese lines read a changed value, and did not run.\n"
-        for line in report.review:
-            yield f"* `{line.path}:{line.line}` `{line.text}`"
+    for title, lines in report.lines.items():
+        if lines:
+            yield f"\n## {title}\n"
+            yield from (f"* `{line.path}:{line.line}` `{line.text}`" for line in lines)
     if report.left:
         yield "\n## Left"
         for places in report.group_by_reason(report.left):

@@ -1,26 +1,32 @@
-"""Lines that read a changed value, one without the device axis of pmap, and whether they ran.
+"""Lines to review: those that read a changed value and did not run, and comments on pmap.
 
-The old program runs with a marker around each such value: `__ran__("a.py", 12, state)`, which notes
-the line and returns the value. Lines keep their numbers.
+A changed value is one without the device axis of pmap. The old program runs with a marker around
+each: `__ran__("a.py", 12, state)`, which notes the line and returns it. Lines keep their numbers.
 """
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import FileMigration
 
+_PMAP = re.compile(r"\bpmap(ped|'d)?\b")
+_TRIPLE_QUOTES = ('"""', "'''", 'r"""')
+
 # By line: the bytes [start, end) of the reads of changed values on it.
 ChangedReads: TypeAlias = Mapping[int, Sequence[tuple[int, int]]]
 
 
-class Unreached(NamedTuple):
-    """A line to review: it reads a changed value, and no run reached it."""
+class Line(NamedTuple):
+    """A line to review."""
 
     path: str
-    line: int  # of the file before
+    line: int  # of the file before if it reads a changed value; of the file after if a comment
     text: str
 
 
@@ -57,3 +63,14 @@ def mark(file: FileMigration, path: str) -> bytes:
         for start, end in spans:
             edits += [Edit(start, start, f"__ran__({path!r}, {line}, "), Edit(end, end, ")")]
     return apply_edits(file.before, edits)
+
+
+def comments_on_pmap(file: FileMigration) -> Iterator[Line]:
+    """Yield the comments, and the lines of docstrings, that speak of pmap in a new text."""
+    if file.is_new or not file.path.endswith(".py"):
+        return
+    for token in tokenize.tokenize(io.BytesIO(file.after).readline):
+        if token.type == tokenize.COMMENT or token.string.startswith(_TRIPLE_QUOTES):
+            for line, text in enumerate(token.string.splitlines(), token.start[0]):
+                if _PMAP.search(text):
+                    yield Line(file.path, line, text.strip())

@@ -281,6 +281,32 @@ def test_reports(folder):
     )
 
 
+def test_a_report_counts_forms_and_lists_comments_on_pmap(folder):
+    (folder / "a.py").write_text(
+        '"""Train with pmap.\n\nNo pmapping here."""\n'
+        "import jax\n\n\n"
+        "def train(step, w, x):  # pmap'd\n"
+        '    """Train.\n\n    step: for jax.pmap\n    """\n    print("pmap")\n'
+        '    return jax.pmap(step, axis_name="i", in_axes=(None, 0), out_axes=None)(w, x)\n'
+    )
+    for suffix in ("json", "md"):
+        _run("--to", "shard_map", "--report", f"out.{suffix}", "a.py")
+    _, concise, err = _run("--to", "shard_map", "--concise", "a.py")
+    after = json.loads((folder / "out.json").read_text())["comments"]
+    comments = [line for line in concise.splitlines() if line.startswith("  ")]
+
+    assert [line["text"] for line in after] == [
+        '"""Train with pmap.',
+        "# pmap'd",
+        "step: for jax.pmap",
+    ]
+    assert comments == [f"  a.py:{line['line']}: {line['text']}" for line in after]
+    assert "These comments still speak of pmap\n" in concise
+    assert "## These comments still speak of pmap\n" in (folder / "out.md").read_text()
+    assert "1 file changed, 1 place done (1 shard_map), 0 left." in (folder / "out.md").read_text()
+    assert "1 file would change: 1 place done (1 shard_map), 0 left.\n" in err
+
+
 def test_names_of_files_cannot_command_a_terminal(folder):
     (folder / "a\x1b[31m.py").write_text(_LEFT)
 

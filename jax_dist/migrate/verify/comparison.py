@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.migrate.review import Unreached
+from jax_dist.migrate.review import Line
 from jax_dist.migrate.verify.recording import replays
 from jax_dist.migrate.verify.recording.records import RecordedCall, RecordedLeaf
 from jax_dist.migrate.verify.runs import Run
@@ -72,7 +72,7 @@ class Verification:
     verdicts: Sequence[Verdict]
     problems: Sequence[str]  # of the runs as a whole: exit codes, numbers of calls, output
     seconds: Sequence[float]  # that each run took
-    review: Sequence[Unreached] = ()  # lines that touch a changed value and did not run
+    review: Sequence[Line] = ()  # lines that touch a changed value and did not run
     # Where files that do not change, and that ran, use names that the runs put back in jax.
     removed: Sequence[str] = ()
 

@@ -134,20 +134,16 @@ def run_recorded(
         (tree / path).write_bytes(text)
     for folder in (records, work / "tmp"):
         folder.mkdir()
+    (work / "ran").touch()
     recording |= {"folder": str(records), "tree": str(tree)}
     with inject_recording(record=recording, ran=str(work / "ran")) as injected:
         cwd, env = tree / os.path.relpath(os.getcwd(), root), _environment(injected, work, devices)
         exit_code, seconds = _run_until_timeout(command, work, timeout, cwd=cwd, env=env)
     read = lambda name: (work / name).read_text("utf-8", "replace").replace(str(tree), root)
     calls = [read_calls(process) for process in sorted(records.iterdir())]
-    reached = _read_reached_lines(work / "ran"), _find_imported(tree)
+    marks = [mark.split(" ", 1) for mark in read("ran").splitlines()]  # ["12", "a.py"]
+    reached = frozenset((path, int(line)) for line, path in marks), _find_imported(tree)
     return Run(exit_code, read("stdout"), read("stderr"), seconds, calls, *reached)
-
-
-def _read_reached_lines(path: Path) -> frozenset[tuple[str, int]]:
-    """Return `("a.py", 12)` for each line "12 a.py" of a file that markers wrote."""
-    marks = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return frozenset((path, int(line)) for line, path in (mark.split(" ", 1) for mark in marks))
 
 
 def _find_imported(tree: Path) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from jax_dist.lint.model.project import Project
 from jax_dist.migrate import renames, review
 from jax_dist.migrate.places import Fallback, FileMigration, Target
-from jax_dist.migrate.review import Unreached
+from jax_dist.migrate.review import Line
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Run
@@ -69,11 +69,11 @@ def verify(
             )
             # jax.jit sums over the whole batch, where pmap added up sums of its parts: may_round.
             result = comparison.compare(command, before, after, [*forms], may_round=has_jits)
-            to_review: list[Unreached] = []
+            to_review: list[Line] = []
             for path, file in changed.items():
                 texts = file.before.decode("utf-8").splitlines()
                 unreached = [n for n in sorted(file.changed_reads) if (path, n) not in before.ran]
-                to_review += [Unreached(file.path, n, texts[n - 1].strip()) for n in unreached]
+                to_review += [Line(file.path, n, texts[n - 1].strip()) for n in unreached]
             removed = _find_removed_names(root, before.imported - {*changed})
             return dataclasses.replace(result, review=to_review, removed=removed)
 
