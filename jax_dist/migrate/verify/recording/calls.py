@@ -137,8 +137,8 @@ class Recorder:
         """Return which line of the program uses the axis of pmap in a step without it, or ""."""
         axis = re.search(r"unbound axis name: (\w+)", str(error))
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f"{os.path.relpath(x.filename, self._tree)}:{x.lineno}" for x in frames]
-        lines = [line for line in lines if not line.startswith(os.pardir)]
+        places = [(os.path.realpath(frame.filename), frame.lineno) for frame in frames]
+        lines = [f"{p[len(self._tree) + 1 :]}:{n}" for p, n in places if p.startswith(self._tree)]
         if axis is None or not lines:
             return ""
         use = f"uses its axis, as batch norm with axis_name={axis[1]!r}"
