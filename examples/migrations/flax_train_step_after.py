@@ -82,14 +82,13 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
             in_specs=(P(), P("batch")),
             out_specs=P(),
             check_vma=False,
-        ),
+        )
     )
 
     history = []
     for step, batch in enumerate(batches(seed=0, steps=steps)):
         state, metrics = p_train_step(
-            state,
-            jax.make_array_from_process_local_data(sharded, batch),
+            state, jax.make_array_from_process_local_data(sharded, batch)
         )
         if step % 10 == 9:  # do not wait for the devices at each step
             history.append(jax.device_get(metrics))
@@ -97,8 +96,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
     accuracy = []
     for batch in batches(seed=1, steps=4):
         metrics = p_eval_step(
-            state.params,
-            jax.make_array_from_process_local_data(sharded, batch),
+            state.params, jax.make_array_from_process_local_data(sharded, batch)
         )
         accuracy.append(metrics["accuracy"])
     params = jax.device_get(state.params)

@@ -85,8 +85,7 @@ class MCMC:
         mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
         sharded = NamedSharding(mesh, P("devices"))
         rng_keys = jax.make_array_from_process_local_data(
-            sharded,
-            random.split(rng_key, self.num_chains),
+            sharded, random.split(rng_key, self.num_chains)
         )
 
         def partial_map_fn_on_device(rng_key, init_params):
@@ -101,7 +100,7 @@ class MCMC:
                 in_specs=P("devices"),
                 out_specs=P("devices"),
                 check_vma=False,
-            ),
+            )
         )(rng_keys, init_params)
         self._states = states
         return last_state

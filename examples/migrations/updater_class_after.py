@@ -56,12 +56,8 @@ class Updater:
         mesh = jax.sharding.Mesh(jax.devices(), ("i",))
         self.init = jax.jit(
             jax.shard_map(
-                self._init,
-                mesh=mesh,
-                in_specs=P(),
-                out_specs=P(),
-                check_vma=False,
-            ),
+                self._init, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+            )
         )
 
         def _update_on_device(state, batch):
@@ -131,8 +127,7 @@ def train(steps=60):
     losses = []
     for _ in range(steps):
         state, metrics = updater.update(
-            state,
-            jax.make_array_from_process_local_data(sharded, next(dataset)),
+            state, jax.make_array_from_process_local_data(sharded, next(dataset))
         )
         losses.append(float(metrics["loss"]))
     params = jax.device_get(state["params"])

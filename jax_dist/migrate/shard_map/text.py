@@ -16,7 +16,7 @@ Expression: TypeAlias = "str | NewCall"
 _WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
 _MESH = "jax.sharding.Mesh"
-HOLE = "\0"  # stands in an argument for existing text that the call is put around
+HOLE = "\0"  # the argument that is existing text, which the call is put around
 _HANG = "    "  # indents the arguments of a call on lines of their own
 
 
@@ -26,12 +26,18 @@ class NewCall:
 
     name: str
     arguments: Sequence[Expression]
+    trailer: str = ""  # behind it, such as `(x)` of `jax.shard_map(step, ...)(x)`
+
+    @property
+    def row(self) -> str:
+        """Return the arguments on one line."""
+        is_tuple = not self.name or self.name.endswith("=")
+        comma = "," if is_tuple and len(self.arguments) == 1 else ""
+        return ", ".join(map(str, self.arguments)) + comma
 
     def __str__(self) -> str:
         """Return the call on one line."""
-        is_tuple = not self.name or self.name.endswith("=")
-        comma = "," if is_tuple and len(self.arguments) == 1 else ""
-        return f"{self.name}({', '.join(map(str, self.arguments))}{comma})"
+        return f"{self.name}({self.row}){self.trailer}"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -80,13 +86,15 @@ class Writer:
         """Edit a node to a new call, in which the code of `inner` takes the place of HOLE."""
         # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
         inner = inner or node
-        text, flat = self.module.text(inner), str(call)
+        filler = re.sub(".", HOLE, self.module.text(inner))  # has the size of the code
+        arguments = [filler if argument == HOLE else argument for argument in call.arguments]
         before, _ = self.module.margins(node)  # what is in front of it on its line
-        if "\n" in text or len(before + flat.replace(HOLE, text)) > self._width:
-            indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
-            flat = self._format(call, indent, used=self._width)  # one argument a line
+        indent = indentation(before)
+        text = self._format(NewCall(call.name, arguments), indent, used=len(before))
+        start, _, end = text.partition(filler)
+        if "\n" in start:
             self._reindent(inner, len(indent + _HANG))
-        self.replace_around(node, inner, *flat.split(HOLE))
+        self.replace_around(node, inner, start, end)
 
     def _reindent(self, node: Any, column: int) -> None:
         """Indent lines 2, 3, ... of an expression whose first line moves to a column."""
@@ -173,14 +181,19 @@ class Writer:
         return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in texts_by_offset.items()))
 
     def _format(self, expression: Expression, indent: str, used: int) -> str:
-        """Return the text of an expression: one argument a line if it is too wide for its line."""
-        # `used` columns of the line hold other text; `indent` is the indentation of the line.
-        flat, inner = str(expression), indent + _HANG
-        if isinstance(expression, str) or ("\n" not in flat and used + len(flat) <= self._width):
-            return flat
-        parts = [self._format(part, inner, len(f"{inner},")) for part in expression.arguments]
-        rows = "".join(f"{inner}{part},\n" for part in parts)
-        return f"{expression.name}(\n{rows}{indent})"
+        """Return the text of an expression, in the form of black if it is too wide for its line."""
+        # That is all arguments on one line, or else one a line, behind each a comma. `used` columns
+        # of the line hold other text; `indent` is the indentation of the line.
+        fits = lambda text, used: "\n" not in text and used + len(text) <= self._width
+        if isinstance(expression, str) or fits(str(expression), used):
+            return str(expression)
+        parts, inner = [expression.row], indent + _HANG
+        if not fits(expression.row, len(inner)):
+            comma = "," if len(expression.arguments) > 1 else ""
+            used = len(inner + comma)
+            parts = [self._format(part, inner, used) + comma for part in expression.arguments]
+        rows = "".join(f"{inner}{part}\n" for part in parts)
+        return f"{expression.name}(\n{rows}{indent}){expression.trailer}"
 
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""

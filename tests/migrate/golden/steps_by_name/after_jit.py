@@ -21,11 +21,7 @@ def result():
     state = jax.device_put({"w": jnp.zeros(3)}, replicated)
     p_train_step = jax.jit(
         lambda state, batch, dropout_rng: train_step(
-            state,
-            batch,
-            dropout_rng=dropout_rng,
-            config={"scale": 2.0},
-            rate=0.2,
+            state, batch, dropout_rng=dropout_rng, config={"scale": 2.0}, rate=0.2
         ),
         in_shardings=(replicated, sharded, replicated),
         out_shardings=replicated,
@@ -34,8 +30,7 @@ def result():
     rngs = jax.random.PRNGKey(0)
     for _ in range(4):
         batch = jax.make_array_from_process_local_data(
-            sharded,
-            {"x": np.ones((16, 3), np.float32)},
+            sharded, {"x": np.ones((16, 3), np.float32)}
         )
         state, metrics = p_train_step(state, batch, rngs)
     return state["w"], metrics

@@ -22,11 +22,7 @@ def result():
     def train_step_on_device(state, batch, dropout_rng):
         dropout_rng = dropout_rng[0]
         return train_step(
-            state,
-            batch,
-            dropout_rng=dropout_rng,
-            config={"scale": 2.0},
-            rate=0.2,
+            state, batch, dropout_rng=dropout_rng, config={"scale": 2.0}, rate=0.2
         )
 
     p_train_step = jax.jit(
@@ -40,13 +36,11 @@ def result():
         donate_argnums=(0,),
     )
     rngs = jax.make_array_from_process_local_data(
-        sharded,
-        jax.random.split(jax.random.PRNGKey(0), jax.local_device_count()),
+        sharded, jax.random.split(jax.random.PRNGKey(0), jax.local_device_count())
     )
     for _ in range(4):
         batch = jax.make_array_from_process_local_data(
-            sharded,
-            {"x": np.ones((16, 3), np.float32)},
+            sharded, {"x": np.ones((16, 3), np.float32)}
         )
         state, metrics = p_train_step(state, batch, rngs)
     return state["w"], metrics

@@ -36,12 +36,8 @@ def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     p_step = jax.jit(
         jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(P(), P("i")),
-            out_specs=P(),
-            check_vma=False,
-        ),
+            step, mesh=mesh, in_specs=(P(), P("i")), out_specs=P(), check_vma=False
+        )
     )
     state = jax.device_put({"w": jnp.ones(3)}, NamedSharding(mesh, P()))
     batches = [np.random.default_rng(s).normal(size=(16, 3)).astype(np.float32) for s in range(3)]

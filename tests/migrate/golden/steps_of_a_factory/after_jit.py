@@ -30,15 +30,13 @@ def result():
     replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
     params_repl, opt_state_repl = jax.device_put(
-        (jnp.ones(3), jnp.zeros((), jnp.int32)),
-        replicated,
+        (jnp.ones(3), jnp.zeros((), jnp.int32)), replicated
     )
     losses = []
     for seed in range(3):
         batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(
-            sharded,
-            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
+            sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         )
         params_repl, opt_state_repl, loss_repl = update_fn_repl(params_repl, opt_state_repl, batch)
         losses.append(float(loss_repl))

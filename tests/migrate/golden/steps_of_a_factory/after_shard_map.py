@@ -37,8 +37,7 @@ def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     sharded = NamedSharding(mesh, P("batch"))
     params_repl, opt_state_repl = jax.device_put(
-        (jnp.ones(3), jnp.zeros((), jnp.int32)),
-        NamedSharding(mesh, P()),
+        (jnp.ones(3), jnp.zeros((), jnp.int32)), NamedSharding(mesh, P())
     )
     losses = []
     for seed in range(3):

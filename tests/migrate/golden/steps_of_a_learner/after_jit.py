@@ -13,13 +13,10 @@ class Learner:
         replicated = NamedSharding(mesh, P())
         sharded = NamedSharding(mesh, P("i"))
         self._update = jax.jit(
-            self._step,
-            in_shardings=(replicated, sharded),
-            out_shardings=replicated,
+            self._step, in_shardings=(replicated, sharded), out_shardings=replicated
         )
         self._state = jax.device_put(
-            {"w": jnp.ones(size), "n": jnp.zeros(())},
-            replicated,
+            {"w": jnp.ones(size), "n": jnp.zeros(())}, replicated
         )
 
     def _step(self, state, batch):
@@ -30,8 +27,7 @@ class Learner:
         mesh = jax.sharding.Mesh(jax.devices(), ("i",))
         sharded = NamedSharding(mesh, P("i"))
         batch = jax.make_array_from_process_local_data(
-            sharded,
-            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
+            sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         )
         self._state = self._update(self._state, batch)
 

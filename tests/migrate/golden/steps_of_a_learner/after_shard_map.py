@@ -22,11 +22,10 @@ class Learner:
                 in_specs=(P(), P("i")),
                 out_specs=P(),
                 check_vma=False,
-            ),
+            )
         )
         self._state = jax.device_put(
-            {"w": jnp.ones(size), "n": jnp.zeros(())},
-            NamedSharding(mesh, P()),
+            {"w": jnp.ones(size), "n": jnp.zeros(())}, NamedSharding(mesh, P())
         )
 
     def _step(self, state, batch):

@@ -36,8 +36,7 @@ def result():
         gradient, scores = evaluate(
             theta,
             jax.make_array_from_process_local_data(
-                sharded,
-                jax.random.split(subkey, jax.local_device_count()),
+                sharded, jax.random.split(subkey, jax.local_device_count())
             ),
         )
         theta = theta + 0.5 * np.asarray(gradient)

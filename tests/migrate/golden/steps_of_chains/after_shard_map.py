@@ -22,8 +22,7 @@ def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
     sharded = NamedSharding(mesh, P("devices"))
     keys = jax.make_array_from_process_local_data(
-        sharded,
-        jax.random.split(jax.random.PRNGKey(0), n),
+        sharded, jax.random.split(jax.random.PRNGKey(0), n)
     )
 
     def sample_on_device(key, start):
@@ -38,9 +37,8 @@ def result():
             in_specs=P("devices"),
             out_specs=P("devices"),
             check_vma=False,
-        ),
+        )
     )(
-        keys,
-        jax.make_array_from_process_local_data(sharded, jnp.zeros(n)),
+        keys, jax.make_array_from_process_local_data(sharded, jnp.zeros(n))
     )
     return np.asarray(last), np.asarray(samples)

@@ -48,8 +48,7 @@ def result():
         params, best = p_generation(
             params,
             jax.make_array_from_process_local_data(
-                sharded,
-                jax.random.split(subkey, n),
+                sharded, jax.random.split(subkey, n)
             ),
         )
         bests.append(float(best))

@@ -56,16 +56,15 @@ def train(n):
             in_specs=P("i"),
             out_specs=P("i"),
             check_vma=False,
-        ),
+        )
     )(
-        jax.make_array_from_process_local_data(sharded, np.ones((n, 3), np.float32)),
+        jax.make_array_from_process_local_data(sharded, np.ones((n, 3), np.float32))
     )
     means = []
     for _ in range(3):
         key, epoch_key = jax.random.split(key)
         keys = jax.make_array_from_process_local_data(
-            sharded,
-            jax.random.split(epoch_key, n),
+            sharded, jax.random.split(epoch_key, n)
         )
         state, carry = _strip_weak_type((state, carry))
         results = p_epoch(state, carry, keys)

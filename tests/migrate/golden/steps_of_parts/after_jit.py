@@ -28,8 +28,7 @@ def evaluate(*, p_eval_step, params, batches):
     sharded = NamedSharding(mesh, P("batch"))
     for batch in batches:
         total += float(p_eval_step(
-            params,
-            jax.make_array_from_process_local_data(sharded, batch),
+            params, jax.make_array_from_process_local_data(sharded, batch)
         ))
     return total
 
@@ -39,8 +38,7 @@ def train(batches):
     replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
     state = jax.device_put(
-        {"params": jnp.ones(3), "step": jnp.zeros((), int)},
-        replicated,
+        {"params": jnp.ones(3), "step": jnp.zeros((), int)}, replicated
     )
     p_train_step = jax.jit(
         train_step,
@@ -56,8 +54,7 @@ def train(batches):
     rows = []
     for batch in batches:
         state, metrics = p_train_step(
-            state,
-            jax.make_array_from_process_local_data(sharded, batch),
+            state, jax.make_array_from_process_local_data(sharded, batch)
         )
         for name, value in metrics.items():
             rows.append((float(value), len(name)))

@@ -29,8 +29,7 @@ def evaluate(*, p_eval_step, params, batches):
     sharded = NamedSharding(mesh, P("batch"))
     for batch in batches:
         total += float(p_eval_step(
-            params,
-            jax.make_array_from_process_local_data(sharded, batch),
+            params, jax.make_array_from_process_local_data(sharded, batch)
         ))
     return total
 
@@ -39,8 +38,7 @@ def train(batches):
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     sharded = NamedSharding(mesh, P("batch"))
     state = jax.device_put(
-        {"params": jnp.ones(3), "step": jnp.zeros((), int)},
-        NamedSharding(mesh, P()),
+        {"params": jnp.ones(3), "step": jnp.zeros((), int)}, NamedSharding(mesh, P())
     )
     p_train_step = jax.jit(
         jax.shard_map(
@@ -59,13 +57,12 @@ def train(batches):
             in_specs=(P(), P("batch")),
             out_specs=P(),
             check_vma=False,
-        ),
+        )
     )
     rows = []
     for batch in batches:
         state, metrics = p_train_step(
-            state,
-            jax.make_array_from_process_local_data(sharded, batch),
+            state, jax.make_array_from_process_local_data(sharded, batch)
         )
         for name, value in metrics.items():
             rows.append((float(value), len(name)))

@@ -31,7 +31,7 @@ def result():
             in_specs=P("device"),
             out_specs=P("device"),
             check_vma=False,
-        ),
+        )
     )
     rate = 0.5
 
@@ -46,7 +46,7 @@ def result():
             in_specs=P("device"),
             out_specs=P("device"),
             check_vma=False,
-        ),
+        )
     )
     state = {"w": jnp.asarray(np.arange(16, dtype=np.float32).reshape(8, 2))}
     for _ in range(3):

@@ -27,8 +27,7 @@ def result():
     for seed in range(3):
         batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(
-            sharded,
-            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
+            sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         )
         state = p_step(state, batch, 0.1, 2)
     return np.asarray(state)

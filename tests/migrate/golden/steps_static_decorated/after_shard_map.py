@@ -38,9 +38,7 @@ def _pmapped_train_step(workload, opt_update_fn, params, batch, rate):
 
 
 pmapped_train_step = jax.jit(
-    _pmapped_train_step_over_devices,
-    static_argnums=(0, 1),
-    donate_argnums=(2,),
+    _pmapped_train_step_over_devices, static_argnums=(0, 1), donate_argnums=(2,)
 )
 
 

@@ -36,9 +36,7 @@ def result():
         donate_argnums=(0,),
     )
     p_eval_step = jax.jit(
-        eval_step,
-        in_shardings=(replicated, sharded),
-        out_shardings=replicated,
+        eval_step, in_shardings=(replicated, sharded), out_shardings=replicated
     )
     metrics_of_steps = []
     for _ in range(3):

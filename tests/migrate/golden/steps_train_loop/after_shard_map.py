@@ -47,7 +47,7 @@ def result():
             in_specs=(P(), P("batch")),
             out_specs=P(),
             check_vma=False,
-        ),
+        )
     )
     metrics_of_steps = []
     for _ in range(3):

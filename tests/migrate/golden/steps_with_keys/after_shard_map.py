@@ -39,8 +39,7 @@ def result():
     )
     params = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
     rng = jax.make_array_from_process_local_data(
-        sharded,
-        jax.random.split(jax.random.PRNGKey(0), n),
+        sharded, jax.random.split(jax.random.PRNGKey(0), n)
     )
     for seed in range(3):
         batch = jax.make_array_from_process_local_data(

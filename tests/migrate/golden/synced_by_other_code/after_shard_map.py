@@ -42,25 +42,19 @@ def result():
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     sharded = NamedSharding(mesh, P("batch"))
     state = jax.device_put(
-        {"w": jnp.ones(3), "stats": jnp.zeros(3)},
-        NamedSharding(mesh, P()),
+        {"w": jnp.ones(3), "stats": jnp.zeros(3)}, NamedSharding(mesh, P())
     )
     p_step = jax.jit(
         jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(P(), P("batch")),
-            out_specs=P(),
-            check_vma=False,
-        ),
+            step, mesh=mesh, in_specs=(P(), P("batch")), out_specs=P(), check_vma=False
+        )
     )
     for _ in range(2):
         for _ in range(2):
             state = p_step(
                 state,
                 jax.make_array_from_process_local_data(
-                    sharded,
-                    rng.normal(size=(16, 3)),
+                    sharded, rng.normal(size=(16, 3))
                 ),
             )
         state = unstacked(HOOKS["epoch"](stacked(state)), NamedSharding(mesh, P()))
