@@ -361,7 +361,7 @@ def test_slices_are_taken_above_the_decorators_of_an_inner_function():
     text += "    def g(y):\n        return y\n\n    return g(x)\n\n\nprint(f(xs))\n"
     after = golden.migrate(_HEAD + text, "shard_map").after.decode()
 
-    assert "x = jax.tree.map(lambda x: x[0], x)  # of this device\n    @jax.grad\n" in after
+    assert "x = jax.tree.map(lambda x: x[0], x)  # of this device\n\n    @jax.grad\n" in after
 
 
 def test_a_function_on_one_line_gets_a_body():

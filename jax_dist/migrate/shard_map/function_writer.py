@@ -1,11 +1,13 @@
 """The text of mapped functions: `jax.jit(jax.shard_map(...))`, or `jax.jit` with shardings."""
 
 import ast
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.lint.model import functions, scopes
+from jax_dist.lint.findings import Edit
+from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped, partial_of
 from jax_dist.migrate.shard_map.plan import MigrationPlan
@@ -22,57 +24,71 @@ class FunctionWriter:
 
     def __init__(self, plan: MigrationPlan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
+        self._arrays = f"*{plan.writer.free_name('arrays')}"
 
     def write(self, mapped: Pmapped) -> None:
         """Replace the call or decorator of pmap by the new text; comments in it move above."""
         site = mapped.site
-        kept = [*site.arguments.values()]
         if site.form == "call":
-            kept.append(site.fun)
             call = self._jit_call(mapped, self._module.text(site.fun))
             self._writer.replace(site.node, self._writer.render(call, site.node))
-        elif mapped in self._plan.plain_jits:
-            self._write_decorator(mapped)
-        elif mapped.static_argnums:
-            self._write_call_below(mapped)
         else:
             self._write_decorator(mapped)
-            self._write_body(mapped)
-        self._writer.insert_above(site.node, self._writer.comments(site.node, kept))
+        comments = self._writer.comments(site.node, [*site.arguments.values(), site.fun])
+        self._writer.insert_above(site.node, comments)
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
-        # shard_map takes arrays only: for the static `n` of `step(x, n)`, this defines a function
-        # `step_over_devices(x, n)` with `mapped = jax.shard_map(lambda x: step(x, n), ...)`.
-        at = mapped.site.node
-        if mapped in self._plan.plain_jits:
-            function = self._pass_by_position(mapped, fun)
-        else:
-            function = self._shard_map_call(mapped, self._make_body(mapped, fun))
-            if mapped.static_argnums:
-                call = NewCall("mapped", mapped.dynamic_parameters)  # those that are not static
-                lines = [("mapped = ", function), ("return ", call)]
-                function = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
-                self._writer.define(at, function, mapped.parameters, lines)
-        jit = self._writer.import_name("jax.jit", at)
+        # Its body is `step_on_device` around `fun`, if arrays keep pmap's leading dimension, and
+        # `lambda x, rng: fun(x, rng=rng)` if `fun` takes arguments by name only.
+        plan, writer, is_plain = self._plan, self._writer, mapped in self._plan.plain_jits
+        has_stacked = bool(plan.stacked_parameters(mapped)) or any(plan.stacked_results(mapped))
+        function: Expression = fun
+        if has_stacked and not is_plain:
+            function = fun = self._define_on_device(mapped, fun)
+        elif mapped.keyword_only:
+            call = self._make_call(mapped, fun)
+            head = f"lambda {', '.join(mapped.parameters)}: {call.name}"
+            function = NewCall(head, call.arguments)
+        if mapped.static_argnums and not is_plain:
+            function = writer.free_name(f"{_base_name(mapped)}_over_devices")
+            text = self._define_over_devices(mapped, function, fun)
+            writer.insert_above(mapped.site.node, [text])
+        elif not is_plain:
+            function = self._shard_map_call(mapped, function)
+        jit = writer.import_name("jax.jit", mapped.site.node)
         return NewCall(jit, [function, *self._jit_options(mapped)])
+
+    def _define_over_devices(self, mapped: Pmapped, name: str, fun: str) -> str:
+        """Return `def step(n, *arrays): return jax.shard_map(partial(fun, n), ...)(*arrays)`."""
+        # shard_map takes arrays only. If the static `n` is not the first, the function in it is
+        # `lambda x: fun(x, n)`, for which all parameters have names: `def step(x, n)`.
+        at, names, arrays = mapped.site.node, mapped.parameters, mapped.dynamic_parameters
+        static = names[: len(mapped.static_argnums)]
+        if names == (*static, *arrays):
+            names, arrays = [*static, self._arrays], [self._arrays]
+            partial = self._writer.import_name("functools.partial", at)
+            function = NewCall(partial, [fun, *static])
+        else:
+            function = NewCall(f"lambda {', '.join(arrays)}: {_callee(fun)}", names)
+        call = self._shard_map_call(mapped, function)
+        call = dataclasses.replace(call, trailer=f"({', '.join(arrays)})")
+        return self._writer.define(at, name, names, [("return ", call)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
         """Return the arguments of jit behind the function: `donate_argnums=...` and others."""
-        options: list[Expression] = []
-        if mapped in self._plan.plain_jits:  # a jit without shard_map
-            plan, at = self._plan, mapped.site.node
-            replicated = plan.replicated(at, mapped)  # the code of a sharding
-            are_replicated = self._replicated_arguments(mapped)
+        plan, at, options = self._plan, mapped.site.node, list[Expression]()
+        if mapped in plan.plain_jits:
+            replicated, are_replicated = plan.replicated(at, mapped), self._are_replicated(mapped)
             in_shardings = [replicated if x else plan.sharded(at, mapped) for x in are_replicated]
-            options += [_keyword("in_shardings", in_shardings), f"out_shardings={replicated}"]
+            options = [_keyword("in_shardings", in_shardings), f"out_shardings={replicated}"]
         if mapped.static_argnums:
             options.append(f"static_argnums={mapped.static_argnums}")
         if "donate_argnums" in mapped.option_texts:
             options.append(f"donate_argnums={mapped.option_texts['donate_argnums']}")
         return options
 
-    def _replicated_arguments(self, mapped: Pmapped) -> list[bool]:
+    def _are_replicated(self, mapped: Pmapped) -> list[bool]:
         """Return for each argument that is not static whether its layout is REPLICATED."""
         layouts = self._plan.layouts.arguments
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
@@ -85,7 +101,7 @@ class FunctionWriter:
         plan, at = self._plan, mapped.site.node
         axis, layouts = plan.axis(mapped), plan.layouts
         spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
-        in_specs = [spec(is_replicated) for is_replicated in self._replicated_arguments(mapped)]
+        in_specs = [spec(is_replicated) for is_replicated in self._are_replicated(mapped)]
         results = (layouts.results[mapped, index] for index in range(mapped.result_count))
         out_specs = [spec(layout is Layout.REPLICATED) for layout in results]
         options: list[Expression] = [
@@ -97,59 +113,39 @@ class FunctionWriter:
         name = self._writer.import_name("jax.shard_map", at)
         return NewCall(name, [function, *options] if function else options)
 
-    def _make_body(self, mapped: Pmapped, fun: str) -> Expression:
-        """Return the function for shard_map: `fun`, or one around it that takes its arrays only."""
-        # It is `step_on_device`, defined above, if arrays keep pmap's leading dimension, and with
-        # static arguments `partial(fun, config)`, or `lambda x: fun(x, config)` behind others.
-        static = mapped.static_argnums
-        is_stacked = bool(self._plan.stacked_parameters(mapped))
-        if is_stacked or any(self._plan.stacked_results(mapped)):
-            is_stacked, fun = True, self._define_on_device(mapped, fun)
-        if not static:
-            return fun if is_stacked else self._pass_by_position(mapped, fun)
-        if static == (*range(len(static)),):
-            partial = self._writer.import_name("functools.partial", mapped.site.node)
-            return NewCall(partial, [fun, *mapped.parameters[: len(static)]])
-        head = f"lambda {', '.join(mapped.dynamic_parameters)}: {_callee(fun)}"
-        return NewCall(head, mapped.parameters)
-
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
         """Define `def step_on_device(x): return step(x[0])[None]`, and return its name."""
-        # `[0]` and `[None]` are put at all leaves of the stacked arguments and results.
+        # `[0]` and `[None]` are put at all leaves of the stacked arguments and results. A random
+        # key is one array, of which the call takes the item: `step(state, rng[0])`.
         at, are_stacked = mapped.site.node, self._plan.stacked_results(mapped)
-        parameters = self._plan.stacked_parameters(mapped)  # by name: whether it is a random key
-        tree_map = self._writer.import_name("jax.tree.map", at)
-
-        def map_leaves(index: str, trees: Sequence[str]) -> tuple[str, Expression]:
-            """Return `a, b = ` and `jax.tree.map(lambda x: x[0], (a, b))`."""
-            tree = trees[0] if len(trees) == 1 else NewCall("", trees)
-            return f"{', '.join(trees)} = ", NewCall(tree_map, [f"lambda x: x[{index}]", tree])
-
-        lines: list[tuple[str, Expression]] = [  # the beginning of each, and its expression
-            (f"{name} = ", f"{name}[0]") for name, is_key in parameters.items() if is_key
-        ]
-        if trees := [name for name, is_key in parameters.items() if not is_key]:
-            lines.append(map_leaves("0", trees))
-        call = self._lambda_body(mapped) or self._make_call(mapped, fun)
+        parameters, body = self._plan.stacked_parameters(mapped), self._lambda_body(mapped)
+        trees = [name for name, is_key in parameters.items() if body or not is_key]
+        assign = lambda names, value: (f"{', '.join(names)} = ", value)
+        lines = [assign(trees, self._take_items(mapped, trees))] if trees else []
+        call = body or self._make_call(mapped, fun)
         if all(are_stacked):
-            lines.append(("return ", NewCall(tree_map, ["lambda x: x[None]", call])))
+            call = self._map_leaves(at, "x[None]", [call])
         elif any(are_stacked):  # `state, loss = step(state)`, then `loss = ...` alone
             names = self._result_names(mapped)
             stacked = [*itertools.compress(names, are_stacked)]
-            lines += [(f"{', '.join(names)} = ", call), map_leaves("None", stacked)]
-            lines.append(("return ", ", ".join(names)))
-        else:
-            lines.append(("return ", call))
-        name = self._writer.free_name(f"{_base_name(mapped, fun)}_on_device")
-        self._writer.define(at, name, mapped.parameters, lines)
+            lines += [assign(names, call)]
+            lines += [assign(stacked, self._map_leaves(at, "x[None]", stacked))]
+            call = ", ".join(names)
+        lines.append(("return ", call))
+        name = self._writer.free_name(f"{_base_name(mapped)}_on_device")
+        self._writer.insert_above(at, [self._writer.define(at, name, mapped.parameters, lines)])
         return name
 
-    def _pass_by_position(self, mapped: Pmapped, fun: str) -> Expression:
-        """Return `fun`, or `lambda x, rng: fun(x, rng=rng)` if it takes arguments by name only."""
-        if not mapped.keyword_only:
-            return fun
-        call = self._make_call(mapped, fun)
-        return NewCall(f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments)
+    def _take_items(self, mapped: Pmapped, names: Sequence[str]) -> Expression:
+        """Return what `names` are on this device: `rng[0]` of a random key, else of all leaves."""
+        if len(names) == 1 and self._plan.stacked_parameters(mapped)[names[0]]:
+            return f"{names[0]}[0]"
+        return self._map_leaves(mapped.site.node, "x[0]", names)
+
+    def _map_leaves(self, at: ast.AST, item: str, trees: Sequence[Expression]) -> NewCall:
+        """Return `jax.tree.map(lambda x: x[0], (a, b))`, for the item `x[0]` and trees a and b."""
+        tree = trees[0] if len(trees) == 1 else NewCall("", trees)
+        return NewCall(self._writer.import_name("jax.tree.map", at), [f"lambda x: {item}", tree])
 
     def _lambda_body(self, mapped: Pmapped) -> str:
         """Return `f(x)` of `pmap(lambda x: f(x))`, if the calls give `x` by position; else ""."""
@@ -160,21 +156,33 @@ class FunctionWriter:
 
     def _make_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return the call of the mapped function in a new function with the same parameters."""
-        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`. If the code of the
-        # function cannot be repeated there, `step_per_device = fun` above gives it a name.
-        arguments = [
-            f"{name}={name}" if name in mapped.keyword_only else name for name in mapped.parameters
-        ]
+        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`; all go by position
+        # where the def shows how. If the code of the function cannot be repeated there,
+        # `step_per_device = fun` above gives it a name.
+        node, module, stacked = mapped.site.fun, self._module, self._plan.stacked_parameters(mapped)
+        values = {name: f"{name}[0]" if stacked.get(name) else name for name in mapped.parameters}
+        by_name = {name: values.pop(name) for name in mapped.keyword_only}
+        arguments = [*values.values()]
+        partial = partial_of(module, node) if isinstance(node, ast.Call) else None
         if self._needs_name(mapped):
-            name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
+            name = self._writer.free_name(f"{_base_name(mapped)}_per_device")
             self._writer.insert_above(mapped.site.node, [f"{name} = {fun}", ""])
-            return NewCall(name, arguments)
-        node, text = mapped.site.fun, self._module.text
-        partial = partial_of(self._module, node) if isinstance(node, ast.Call) else None
-        if partial is not None and all(keyword.arg for keyword in partial.keywords):  # no `**`
-            fun, *bound = map(text, partial.args)
-            arguments = [*bound, *arguments, *map(text, partial.keywords)]
-        return NewCall(_callee(fun), arguments)
+            fun = name
+        elif partial is not None and all(keyword.arg for keyword in partial.keywords):  # no `**`
+            fun, *bound = map(module.text, partial.args)
+            arguments = [*bound, *arguments]
+            by_name = {str(x.arg): module.text(x.value) for x in partial.keywords} | by_name
+            if not any(isinstance(x.value, ast.Constant) for x in partial.keywords):
+                node = partial.args[0]
+        function = pmaps.definition(module, node)
+        if isinstance(function, ast.FunctionDef) and not function.decorator_list:
+            names = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
+            names = names[len(arguments) :][: len(by_name)]
+            in_order = [*arguments, *(by_name.get(name, "") for name in names)]
+            # A longer row reads better by name, as does a literal.
+            if {*names} == {*by_name} and len(", ".join(in_order)) <= 60:
+                arguments, by_name = in_order, {}
+        return NewCall(_callee(fun), [*arguments, *(f"{k}={v}" for k, v in by_name.items())])
 
     def _needs_name(self, mapped: Pmapped) -> bool:
         """Return whether the mapped function's code would mean something else in a new function."""
@@ -207,46 +215,45 @@ class FunctionWriter:
 
     def _write_decorator(self, mapped: Pmapped) -> None:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
+        # With static arguments, a new `step` below it calls the old one, `_step`, in a shard_map.
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
-        partial = writer.import_name("functools.partial", at)
-        jit = writer.import_name("jax.jit", at)
+        function, partial = mapped.site.fun, writer.import_name("functools.partial", at)
+        jit, indent = writer.import_name("jax.jit", at), writer.indent(function)
         text = writer.render(NewCall(partial, [jit, *options]) if options else jit, at)
-        if mapped not in self._plan.plain_jits:  # a plain jit has no shard_map
-            shard_map = self._shard_map_call(mapped, "")
-            inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
-            text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
+        if mapped not in self._plan.plain_jits:
+            self._write_body(mapped)
+            if mapped.static_argnums:
+                name, start = writer.free_name(f"_{function.name}"), self._module.span(function)[0]
+                writer.edits.append(
+                    Edit(start, start + len(f"def {function.name}".encode()), f"def {name}")
+                )
+                new = "\n" + self._define_over_devices(mapped, function.name, name)
+                text += new.replace("\n", f"\n{indent}") + ("\n" if indent else "\n\n")
+            else:
+                shard_map = self._shard_map_call(mapped, "")
+                inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
+                text += f"\n{indent}@{writer.render(inner, at)}"
         writer.replace(at, text)
-
-    def _write_call_below(self, mapped: Pmapped) -> None:
-        """Edit `@partial(pmap, static_broadcasted_argnums=0)` on `def step` to `def _step`."""
-        # Below it, `step = jax.jit(_step_over_devices, static_argnums=(0,))`.
-        writer, function = self._writer, mapped.site.fun
-        name = writer.free_name(f"_{function.name}")
-        writer.undecorate(function, name)
-        call = self._jit_call(mapped, name)
-        indent = writer.indent(function)
-        text = writer.assignment(function.name, call, len(indent), indent)
-        blank = "\n\n" if indent else "\n\n\n"
-        writer.insert(self._module.span(function)[1], f"{blank}{indent}{text}")
 
     def _write_body(self, mapped: Pmapped) -> None:
         """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
         # For all leaves, as `jax.tree.map(lambda x: x[0], state)`; a random key has but one.
-        function = mapped.site.fun
-        tree_map = self._writer.import_name("jax.tree.map", function)
-        lines: list[str] = []
-        for name, is_key in self._plan.stacked_parameters(mapped).items():
-            device_part = f"{name}[0]" if is_key else f"{tree_map}(lambda x: x[0], {name})"
-            lines.append(f"{name} = {device_part}  # of this device")
-        body = function.body
-        is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-        self._writer.insert_above(body[1] if is_docstring and body[1:] else body[0], lines)
+        function, at, writer = mapped.site.fun, mapped.site.node, self._writer
+        if names := [*self._plan.stacked_parameters(mapped)]:
+            docstring = ast.get_docstring(function, clean=False)
+            first = function.body[docstring is not None and len(function.body) > 1]
+            column, comment = len(writer.indent(first)), "  # of this device"
+            target, items = ", ".join(names), self._take_items(mapped, names)
+            line = writer.assignment(target, items, column + len(comment)) + comment
+            if "\n" in line:  # there is no room for the comment
+                line = writer.assignment(target, items, column)
+            writer.insert_above(first, [line])
         are_stacked = self._plan.stacked_results(mapped)
         for value in functions.returned_values(function):
             items = value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
             for result in itertools.compress(items, are_stacked):
-                text = f"{tree_map}(lambda x: x[None], {self._module.text(result)})"
-                self._writer.replace(result, text)
+                stacked = self._map_leaves(at, "x[None]", [self._module.text(result)])
+                writer.replace(result, str(stacked))
 
 
 def _keyword(name: str, specs: Sequence[str]) -> Expression:
@@ -259,11 +266,8 @@ def _callee(fun: str) -> str:
     return f"({fun})" if fun.startswith("lambda") else fun
 
 
-def _base_name(mapped: Pmapped, fun: str) -> str:
+def _base_name(mapped: Pmapped) -> str:
     """Return `step` for `self.step` or `partial(step, cfg)`; "step" too for other expressions."""
-    name = fun.rpartition(".")[2]
-    if name.isidentifier():
-        return name
     target: Any = mapped.site.fun
-    inner = target.args[0] if isinstance(target, ast.Call) and target.args else None
-    return getattr(inner, "id", getattr(inner, "attr", "")) or "step"
+    inner = target.args[0] if isinstance(target, ast.Call) and target.args else target
+    return scopes.last_name(inner) or "step"

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
@@ -31,7 +32,8 @@ class MigrationPlan:
     remarks: dict[Pmapped, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        self.writer: Writer = Writer(self.module)
+        self.writer: Writer
+        self._replicated_uses: dict[Any, set[ast.AST]] = {}  # by mesh
         functions = self.mapped_functions
         self.mapped_by_call = {call: mapped for mapped in functions for call in mapped.calls}
         blocks = [_outermost_block(self.module, mapped.site.node) for mapped in functions]
@@ -120,11 +122,15 @@ class MigrationPlan:
         return self.writer.sharding(self.mesh(at, mapped), self.axis(mapped))
 
     def replicated(self, at: ast.AST, mapped: Pmapped) -> str:
-        """Return the code of `NamedSharding(mesh, P())`, for use at a node; a variable for jits."""
-        if self.plain_jits:
-            return self.writer.sharding(self.mesh(at, mapped), "")
+        """Return the code of `NamedSharding(mesh, P())`, for use at a node, or its variable."""
+        # It has one for jits, and if several nodes need it; they are known once all is written.
+        mesh = self.mesh(at, mapped)
+        uses = self._replicated_uses.setdefault((mesh.block, mesh.axis, mesh.devices), set())
+        uses.add(at)
+        if self.plain_jits or len(uses) > 1:
+            return self.writer.sharding(mesh, "")
         name = self.writer.import_name("jax.sharding.NamedSharding", at)
-        return f"{name}({self.mesh(at, mapped).variable}, {self.writer.partition_spec(at)})"
+        return f"{name}({mesh.variable}, {self.writer.partition_spec(at)})"
 
     def _devices(self, mapped: Pmapped, at: ast.AST) -> str:
         """Return the code of a mesh's devices: `jax.devices()`, or those that pmap was given."""

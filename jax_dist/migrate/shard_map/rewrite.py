@@ -19,6 +19,7 @@ from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import MigrationPlan
+from jax_dist.migrate.shard_map.text import Writer
 from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
@@ -48,13 +49,8 @@ def rewrite(
     plan, places = _make_plan(module, project, target, lines)
     if target == "jit":
         plan.choose_jits(shard_map_lines)
-    _drop_axis_uses(plan)  # `pmean(x, axis)` of a plain jit becomes `x`
-    function_writer, placements, writer = FunctionWriter(plan), Placements(plan), plan.writer
-    for mapped in plan.mapped_functions:
-        function_writer.write(mapped)  # the call or decorator of pmap
-        placements.edit_calls(mapped)  # `step(state, batch)`
-    placements.edit_variables()  # `state = replicate(state)`, and what reads it
-    writer.define_meshes()
+    _write_edits(plan)  # the first time, it finds which shardings are worth a variable
+    placements, writer = _write_edits(plan), plan.writer
     for mapped in plan.mapped_functions:
         form = "jit" if mapped in plan.plain_jits else "shard_map"
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
@@ -67,6 +63,19 @@ def rewrite(
     definitions = "\n\n\n".join(text.strip("\n") for text in writer.helpers)
     touched = frozenset(placements.touched | _find_batch_reads(plan))
     return RewrittenFile(places, fix, definitions, touched)
+
+
+def _write_edits(plan: MigrationPlan) -> Placements:
+    """Write all edits of a plan with a new writer."""
+    plan.writer = Writer(plan.module)
+    _drop_axis_uses(plan)  # `pmean(x, axis)` of a plain jit becomes `x`
+    function_writer, placements = FunctionWriter(plan), Placements(plan)
+    for mapped in plan.mapped_functions:
+        function_writer.write(mapped)  # the call or decorator of pmap
+        placements.edit_calls(mapped)  # `step(state, batch)`
+    placements.edit_variables()  # `state = replicate(state)`, and what reads it
+    plan.writer.define_meshes()
+    return placements
 
 
 def _find_batch_reads(plan: MigrationPlan) -> set[ast.AST]:

@@ -15,6 +15,7 @@ Expression: TypeAlias = "str | NewCall"
 
 _WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
+_DEFINITIONS = ("def ", "class ", "@")  # with blank lines around
 _MESH = "jax.sharding.Mesh"
 HOLE = "\0"  # the argument that is existing text, which the call is put around
 _HANG = "    "  # indents the arguments of a call on lines of their own
@@ -100,8 +101,8 @@ class Writer:
         """Indent lines 2, 3, ... of an expression whose first line moves to a column."""
         # Those right of the first, as below an open parenthesis, move as far; others by one step.
         module, (start, end) = self.module, self.module.span(node)
-        strings = (x for x in ast.walk(node) if isinstance(x, ast.JoinedStr | ast.Constant))
-        if any("\n" in module.text(string) for string in strings):
+        is_text = lambda x: isinstance(x, ast.JoinedStr | ast.Constant)
+        if any("\n" in module.text(x) for x in filter(is_text, ast.walk(node))):
             return  # spaces would change a text of several lines
         code, old_column = module.source.code, module.source.position(start).column - 1
         # The offsets of the first characters of these lines, and their columns.
@@ -128,57 +129,53 @@ class Writer:
         edit = Edit(spans[index - 1][1], end, "") if index else Edit(start, spans[1][0], "")
         self.edits.append(edit)
 
-    def undecorate(self, function: Any, new_name: str) -> None:
-        """Remove the first decorator of a function, and rename it."""
-        decorators, start = function.decorator_list, self.module.span(function)[0]
-        below = self.module.span(decorators[1])[0] - 1 if decorators[1:] else start
-        self.edits.append(Edit(self._start(function), below, ""))
-        name = self.module.source.code.index(function.name.encode(), start + len("def"))
-        self.edits.append(Edit(name, name + len(function.name.encode()), new_name))
-
-    def insert(self, offset: int, text: str, *, first: bool = False) -> None:
-        """Insert text at an offset, behind what is inserted there already; `first`: before it."""
-        texts = self._inserted.setdefault(offset, [])
-        texts.insert(0 if first else len(texts), text)
-
-    def insert_above(self, node: ast.AST, lines: Sequence[str]) -> None:
-        """Insert lines above the statement of a node, with its indentation."""
+    def insert_above(self, node: Any, lines: Sequence[str], *, first: bool = False) -> None:
+        """Insert lines above the statement of a node and its comments, with its indentation."""
+        # Below what is inserted there already; `first`: above it.
         if not lines:
             return
-        statement = self.module.statement(node)
+        statement, line_text = self.module.statement(node), self.module.source.line_text
         start, indent = self._start(statement), self.indent(node)
+        first_line, code = line_text(start), self.module.source.code
         rows = [row for line in lines for row in line.split("\n")]
         before, _ = self.module.margins(statement)
-        if before.strip():  # the statement stands behind `def f(x):`, or behind a semicolon
-            if before.rstrip().endswith(":"):
-                indent += self.unit
+        if head := before.strip():  # the statement stands behind `def f(x):`, or a semicolon
+            indent += self.unit * head.endswith(":")
             text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
             spaces = len(before) - len(before.rstrip())  # in front of it, which go
             self.edits.append(Edit(start - spaces, start, text))
             return
-        if rows[0].startswith("def ") and indent:  # a blank line sets a local function apart
-            line_start = start - len(indent)
-            line_above = self.module.source.line_text(line_start - 1).strip()
-            if line_above and line_above[-1] != ":" and line_start not in self._inserted:
-                self.insert(line_start, "\n")
+        if not rows[0].startswith("#"):
+            # Not above `# %%` and `#@title`, which begin a cell of a notebook.
+            comments = rf"(?m)^(?:{indent}#(?!@| ?%%).*\n)*{indent}\Z"
+            above = re.findall(comments.encode(), code[:start])[0]
+            start -= len(above) - len(indent)
+            texts = self._inserted.get(start, ()) if first else ()
+            below = [x.strip() for x in (*texts, line_text(start), first_line)]
+            first_line = next(x for x in below if not x.startswith("#"))
+            is_definition = any(x.startswith(_DEFINITIONS) for x in (rows[0], first_line))
+            if is_definition or (first and below[0].startswith("#")):
+                rows += ["", ""] if is_definition and not indent else [""]
+        if indent and rows[0].startswith("def ") and not re.search(rb"[:\n] *\n *\Z", code[:start]):
+            self._inserted.setdefault(start - len(indent), ["\n"])  # sets a local function apart
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
         # The first row takes the indentation that is there, and the statement gets a new one.
-        self.insert(start, f"{text.removeprefix(indent)}\n{indent}")
+        texts = self._inserted.setdefault(start, [])
+        texts.insert(0 if first else len(texts), f"{text.removeprefix(indent)}\n{indent}")
 
     def all_edits(self) -> tuple[Edit, ...]:
         """Return all edits of the file; the texts inserted at one offset become one edit."""
         # A change of indentation is dropped where another edit replaces the line's beginning.
         edits: list[Edit] = []
-        texts_by_offset = {offset: [*texts] for offset, texts in self._inserted.items()}
         for edit in dict.fromkeys(self.edits):  # without duplicates, in order
             if edit.start == edit.end:
-                texts_by_offset.setdefault(edit.start, []).append(edit.text)
+                self._inserted.setdefault(edit.start, []).append(edit.text)
             else:
                 edits.append(edit)
         for indent in dict.fromkeys(self._indents):
             if not any(edit.start <= indent.end and indent.start < edit.end for edit in edits):
                 edits.append(indent)
-        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in texts_by_offset.items()))
+        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in self._inserted.items()))
 
     def _format(self, expression: Expression, indent: str, used: int) -> str:
         """Return the text of an expression, in the form of black if it is too wide for its line."""
@@ -197,17 +194,16 @@ class Writer:
 
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
-        source, (start, end) = self.module.source, self.module.span(replaced)
-        after = len(source.line_text(end)) - (source.position(end).column - 1)
-        used = source.position(start).column - 1 + after
-        return self._format(expression, indentation(source.line_text(start)), used)
+        before, after = self.module.margins(replaced)
+        return self._format(expression, indentation(before), used=len(before + after))
 
-    def assignment(self, target: str, value: Expression, column: int, indent: str = "") -> str:
-        """Return `target = value`; its further lines begin with `indent`, the first at `column`."""
-        return f"{target} = {self._format(value, indent, column + len(f'{target} = '))}"
+    def assignment(self, target: str, value: Expression, column: int) -> str:
+        """Return `target = value`, to be inserted at a column."""
+        start = f"{target} = "
+        return start + self._format(value, "", column + len(start))
 
-    def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> None:
-        """Define a function above a node; `body` is [("y = ", call), ("return ", "y")]."""
+    def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> str:
+        """Return a def, for the place of a node; `body` is [("y = ", call), ("return ", "y")]."""
         # Each line of the body is a beginning and an expression, which is broken if too long.
         indent = self.indent(at)
         head = self._format(NewCall(f"def {name}", parameters), "", used=len(f"{indent}:"))
@@ -215,8 +211,7 @@ class Writer:
         for beginning, expression in body:
             row = f"{self.unit}{beginning}"
             rows.append(row + self._format(expression, self.unit, used=len(indent + row)))
-        blank_lines = [""] if indent else ["", ""]
-        self.insert_above(at, [*rows, *blank_lines])
+        return "\n".join(rows)
 
     def indent(self, node: ast.AST) -> str:
         """Return the indentation of the statement of a node."""
@@ -285,20 +280,13 @@ class Writer:
             first = min(mesh.uses, key=lambda node: self.module.statement(node).lineno)
             ancestors = {first, *self.module.ancestors(first)}
             statement = next(node for node in mesh.block.body if node in ancestors)
-            start = self._start(statement)
-            line = self.module.source.line_text(start)
-            indent = indentation(line)
             call = NewCall(self.import_name(_MESH, first), [mesh.devices, f"({mesh.axis},)"])
-            rows = [self.assignment(mesh.variable, call, len(indent), indent)]
+            rows = [self.assignment(mesh.variable, call, len(self.indent(statement)))]
             for axis, variable in sorted(mesh.shardings.items()):
                 named = self.import_name("jax.sharding.NamedSharding", first)
                 spec = self.partition_spec(first, axis)
-                rows.append(f"{indent}{variable} = {named}({mesh.variable}, {spec})")
-            # The line below: what other edits insert here, or else the statement itself.
-            below = self._inserted.get(start, [line.strip()])[0]
-            if below.startswith(("def ", "class ", "@")):
-                rows += [""] if indent else ["", ""]  # blank lines
-            self.insert(start, "\n".join([*rows, indent]), first=True)
+                rows.append(f"{variable} = {named}({mesh.variable}, {spec})")
+            self.insert_above(statement, rows, first=True)
 
     def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
         """Return the comments of a node that is replaced, but not those inside its `kept` parts."""
@@ -307,8 +295,6 @@ class Writer:
         for part_start, part_end in map(self.module.span, filter(self.module.holds, kept)):
             part = slice(part_start - start, part_end - start)
             code[part] = code[part].replace(b"#", b" ")
-        if b"#" not in code:  # the usual case, without the cost of the tokenizer
-            return []
         text = f"({code.decode()})"  # so that lines of a decorator are one expression
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         return [token.string for token in tokens if token.type == tokenize.COMMENT]

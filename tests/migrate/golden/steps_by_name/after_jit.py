@@ -21,7 +21,7 @@ def result():
     state = jax.device_put({"w": jnp.zeros(3)}, replicated)
     p_train_step = jax.jit(
         lambda state, batch, dropout_rng: train_step(
-            state, batch, dropout_rng=dropout_rng, config={"scale": 2.0}, rate=0.2
+            state, batch, config={"scale": 2.0}, rate=0.2, dropout_rng=dropout_rng
         ),
         in_shardings=(replicated, sharded, replicated),
         out_shardings=replicated,

@@ -20,9 +20,8 @@ def result():
     state = jax.device_put({"w": jnp.zeros(3)}, NamedSharding(mesh, P()))
 
     def train_step_on_device(state, batch, dropout_rng):
-        dropout_rng = dropout_rng[0]
         return train_step(
-            state, batch, dropout_rng=dropout_rng, config={"scale": 2.0}, rate=0.2
+            state, batch, config={"scale": 2.0}, rate=0.2, dropout_rng=dropout_rng[0]
         )
 
     p_train_step = jax.jit(

@@ -26,9 +26,8 @@ def result():
     )
 
     def sample_on_device(key, start):
-        key = key[0]
         start = jax.tree.map(lambda x: x[0], start)
-        return jax.tree.map(lambda x: x[None], sample(key, start))
+        return jax.tree.map(lambda x: x[None], sample(key[0], start))
 
     last, samples = jax.jit(
         jax.shard_map(

@@ -29,8 +29,7 @@ def result():
     params = jax.device_put(jnp.zeros(3), NamedSharding(mesh, P()))
 
     def generation_on_device(params, key):
-        key = key[0]
-        return generation(params, key)
+        return generation(params, key[0])
 
     p_generation = jax.jit(
         jax.shard_map(

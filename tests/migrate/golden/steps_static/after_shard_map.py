@@ -23,14 +23,13 @@ def result():
         return step(state, batch, rate, power)
 
     def step_over_devices(state, batch, rate, power):
-        mapped = jax.shard_map(
+        return jax.shard_map(
             lambda state, batch, rate: step_on_device(state, batch, rate, power),
             mesh=mesh,
             in_specs=(P(), P("i"), P()),
             out_specs=P(),
             check_vma=False,
-        )
-        return mapped(state, batch, rate)
+        )(state, batch, rate)
 
     p_step = jax.jit(step_over_devices, static_argnums=(3,))
     state = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))

@@ -20,15 +20,15 @@ mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
 sharded = NamedSharding(mesh, P("batch"))
 
 
-def _pmapped_train_step_over_devices(workload, opt_update_fn, params, batch, rate):
-    mapped = jax.shard_map(
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def pmapped_train_step(workload, opt_update_fn, *arrays):
+    return jax.shard_map(
         functools.partial(_pmapped_train_step, workload, opt_update_fn),
         mesh=mesh,
         in_specs=(P(), P("batch"), P()),
         out_specs=P(),
         check_vma=False,
-    )
-    return mapped(params, batch, rate)
+    )(*arrays)
 
 
 def _pmapped_train_step(workload, opt_update_fn, params, batch, rate):
@@ -37,27 +37,19 @@ def _pmapped_train_step(workload, opt_update_fn, params, batch, rate):
     return opt_update_fn(params, grads, rate), loss
 
 
-pmapped_train_step = jax.jit(
-    _pmapped_train_step_over_devices, static_argnums=(0, 1), donate_argnums=(2,)
-)
-
-
-def _pmapped_eval_step_over_devices(workload, params, batch):
-    mapped = jax.shard_map(
+@functools.partial(jax.jit, static_argnums=(0,))
+def pmapped_eval_step(workload, *arrays):
+    return jax.shard_map(
         functools.partial(_pmapped_eval_step, workload),
         mesh=mesh,
         in_specs=(P(), P("batch")),
         out_specs=P(),
         check_vma=False,
-    )
-    return mapped(params, batch)
+    )(*arrays)
 
 
 def _pmapped_eval_step(workload, params, batch):
     return jax.lax.pmean(workload.loss_fn(params, batch), axis_name="batch")
-
-
-pmapped_eval_step = jax.jit(_pmapped_eval_step_over_devices, static_argnums=(0,))
 
 
 def sgd(params, grads, rate):

@@ -21,9 +21,8 @@ def result():
     sharded = NamedSharding(mesh, P("i"))
 
     def step_on_device(params, batch, rng):
-        rng = rng[0]
         batch = jax.tree.map(lambda x: x[0], batch)
-        params, norm, rng = step(params, batch, rng)
+        params, norm, rng = step(params, batch, rng[0])
         rng = jax.tree.map(lambda x: x[None], rng)
         return params, norm, rng
 

@@ -40,10 +40,9 @@ HOOKS = {"epoch": average}
 def result():
     rng = np.random.default_rng(0)
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    replicated = NamedSharding(mesh, P())
     sharded = NamedSharding(mesh, P("batch"))
-    state = jax.device_put(
-        {"w": jnp.ones(3), "stats": jnp.zeros(3)}, NamedSharding(mesh, P())
-    )
+    state = jax.device_put({"w": jnp.ones(3), "stats": jnp.zeros(3)}, replicated)
     p_step = jax.jit(
         jax.shard_map(
             step, mesh=mesh, in_specs=(P(), P("batch")), out_specs=P(), check_vma=False
@@ -57,5 +56,5 @@ def result():
                     sharded, rng.normal(size=(16, 3))
                 ),
             )
-        state = unstacked(HOOKS["epoch"](stacked(state)), NamedSharding(mesh, P()))
+        state = unstacked(HOOKS["epoch"](stacked(state)), replicated)
     return jax.device_get(state)
