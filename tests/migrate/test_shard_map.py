@@ -356,6 +356,63 @@ def test_comments_of_the_old_call_stay():
     assert after.count("# not needed any more") == 1
 
 
+_LAYOUTS = {
+    "the mesh stands above a comment": (
+        "def main(w, x):\n    # Replicate.\n    w = jax_utils.replicate(w)\n"
+        "    return jax.pmap(jnp.add, 'i')(w, x)\n",
+        "    sharded = NamedSharding(mesh, P('i'))\n\n    # Replicate.\n    w = jax.device_put(w, ",
+    ),
+    "but below the mark of a cell": (
+        "# %%\nw = jax_utils.replicate(w)\nprint(jax.pmap(jnp.add, 'i')(w, x))\n",
+        "# %%\nmesh = jax.sharding.Mesh(",
+    ),
+    "a function stands above a comment": (
+        "def main(x):\n    n = 2\n    # All of it.\n    return jax.pmap(jnp.cumsum, 'i')(x)\n",
+        "jnp.cumsum(x0))\n\n    # All of it.\n    return jax.jit(",
+    ),
+    "a sharding that is needed once is written there": (
+        "def main(w, x):\n    w = jax_utils.replicate(w)\n    return jax.pmap(jnp.add)(w, x)\n",
+        "w = jax.device_put(w, NamedSharding(mesh, P()))\n",
+    ),
+    "one that is needed twice is a variable": (
+        "def main(w, v):\n    w, v = jax_utils.replicate(w), jax_utils.replicate(v)\n"
+        "    return jax.pmap(jnp.add)(w, v)\n",
+        "    replicated = NamedSharding(mesh, P())\n"
+        "    w, v = jax.device_put(w, replicated), jax.device_put(v, replicated)\n",
+    ),
+    "arguments go by position": (
+        "def step(x, cfg, rng=None):\n    return x\n\n\ndef main(x, k, c):\n"
+        "    ks = jax.random.split(k, jax.local_device_count())\n"
+        "    return jax.pmap(functools.partial(step, cfg=c))(x, rng=ks)\n",
+        "step(x, c, rng[0])",
+    ),
+    "but literals by name": (
+        "def step(x, train):\n    return x\n\n\ndef main(x):\n"
+        "    return jax.pmap(functools.partial(step, train=True))(x)\n",
+        "step(x, train=True)",
+    ),
+    "and those of a function that others may decorate": (
+        "@other\ndef step(x, cfg):\n    return x\n\n\ndef main(x, c):\n"
+        "    return jax.pmap(functools.partial(step, cfg=c))(x)\n",
+        "step(x, cfg=c)",
+    ),
+    "static arguments of a decorator that do not come first": (
+        "# The step.\n@functools.partial(jax.pmap, static_broadcasted_argnums=1)  # slow\n"
+        "def step(x, n):\n    return x * n\n\n\ndef main(x):\n"
+        "    x = jax_utils.replicate(x)\n    return step(x, 2)[0]\n",
+        "# The step.\n@functools.partial(jax.jit, static_argnums=(1,))  # slow\ndef step(x, n):\n"
+        "    return jax.shard_map(\n        lambda x: _step(x, n),\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_new_text_reads_as_if_written_by_hand(name: str):
+    text, expected = _LAYOUTS[name]
+
+    assert expected in golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+
 def test_slices_are_taken_above_the_decorators_of_an_inner_function():
     text = '@functools.partial(jax.pmap, axis_name="i")\ndef f(x):\n    @jax.grad\n'
     text += "    def g(y):\n        return y\n\n    return g(x)\n\n\nprint(f(xs))\n"

@@ -223,17 +223,24 @@ class FunctionWriter:
         if mapped not in self._plan.plain_jits:
             self._write_body(mapped)
             if mapped.static_argnums:
-                name, start = writer.free_name(f"_{function.name}"), self._module.span(function)[0]
-                writer.edits.append(
-                    Edit(start, start + len(f"def {function.name}".encode()), f"def {name}")
-                )
-                new = "\n" + self._define_over_devices(mapped, function.name, name)
-                text += new.replace("\n", f"\n{indent}") + ("\n" if indent else "\n\n")
+                self._write_static(mapped)
             else:
                 shard_map = self._shard_map_call(mapped, "")
                 inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
                 text += f"\n{indent}@{writer.render(inner, at)}"
         writer.replace(at, text)
+
+    def _write_static(self, mapped: Pmapped) -> None:
+        """Insert `def step(n, *arrays)` below the decorator, and rename the old one to `_step`."""
+        function, span, writer = mapped.site.fun, self._module.span, self._writer
+        others, (start, _) = function.decorator_list[1:], span(function)
+        name, indent = writer.free_name(f"_{function.name}"), writer.indent(function)
+        text = self._define_over_devices(mapped, function.name, name).replace("\n", f"\n{indent}")
+        text += f"\n\n{indent}" if indent else "\n\n\n"
+        above = span(others[0])[0] - len("@") if others else start  # they stay with the old one
+        name_start = self._module.source.code.index(function.name.encode(), start + len("def"))
+        name_end = name_start + len(function.name.encode())
+        writer.edits += [Edit(above, above, text), Edit(name_start, name_end, name)]
 
     def _write_body(self, mapped: Pmapped) -> None:
         """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""

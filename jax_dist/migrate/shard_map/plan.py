@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
@@ -33,7 +32,7 @@ class MigrationPlan:
 
     def __post_init__(self):
         self.writer: Writer
-        self._replicated_uses: dict[Any, set[ast.AST]] = {}  # by mesh
+        self._replicated_uses: dict[tuple[ast.AST, str], set[ast.AST]] = {}  # by mesh
         functions = self.mapped_functions
         self.mapped_by_call = {call: mapped for mapped in functions for call in mapped.calls}
         blocks = [_outermost_block(self.module, mapped.site.node) for mapped in functions]
@@ -125,7 +124,7 @@ class MigrationPlan:
         """Return the code of `NamedSharding(mesh, P())`, for use at a node, or its variable."""
         # It has one for jits, and if several nodes need it; they are known once all is written.
         mesh = self.mesh(at, mapped)
-        uses = self._replicated_uses.setdefault((mesh.block, mesh.axis, mesh.devices), set())
+        uses = self._replicated_uses.setdefault((mesh.block, mesh.variable), set())
         uses.add(at)
         if self.plain_jits or len(uses) > 1:
             return self.writer.sharding(mesh, "")

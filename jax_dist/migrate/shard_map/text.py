@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import io
 import re
+import textwrap
 import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ Expression: TypeAlias = "str | NewCall"
 
 _WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
-_DEFINITIONS = ("def ", "class ", "@")  # with blank lines around
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MESH = "jax.sharding.Mesh"
 HOLE = "\0"  # the argument that is existing text, which the call is put around
 _HANG = "    "  # indents the arguments of a call on lines of their own
@@ -134,34 +135,30 @@ class Writer:
         # Below what is inserted there already; `first`: above it.
         if not lines:
             return
-        statement, line_text = self.module.statement(node), self.module.source.line_text
-        start, indent = self._start(statement), self.indent(node)
-        first_line, code = line_text(start), self.module.source.code
-        rows = [row for line in lines for row in line.split("\n")]
+        statement, code = self.module.statement(node), self.module.source.code
+        start, indent, text = self._start(statement), self.indent(node), "\n".join(lines)
         before, _ = self.module.margins(statement)
         if head := before.strip():  # the statement stands behind `def f(x):`, or a semicolon
             indent += self.unit * head.endswith(":")
-            text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
-            spaces = len(before) - len(before.rstrip())  # in front of it, which go
-            self.edits.append(Edit(start - spaces, start, text))
+            text = f"\n{textwrap.indent(text, indent)}\n{indent}"
+            self.edits.append(Edit(start - len(before) + len(before.rstrip()), start, text))
             return
-        if not rows[0].startswith("#"):
+        if not text.startswith("#"):
             # Not above `# %%` and `#@title`, which begin a cell of a notebook.
             comments = rf"(?m)^(?:{indent}#(?!@| ?%%).*\n)*{indent}\Z"
-            above = re.findall(comments.encode(), code[:start])[0]
+            above = re.findall(comments.encode(), code[:start])[0]  # with the indentation
             start -= len(above) - len(indent)
-            texts = self._inserted.get(start, ()) if first else ()
-            below = [x.strip() for x in (*texts, line_text(start), first_line)]
-            first_line = next(x for x in below if not x.startswith("#"))
-            is_definition = any(x.startswith(_DEFINITIONS) for x in (rows[0], first_line))
-            if is_definition or (first and below[0].startswith("#")):
-                rows += ["", ""] if is_definition and not indent else [""]
-        if indent and rows[0].startswith("def ") and not re.search(rb"[:\n] *\n *\Z", code[:start]):
+            below = self._inserted.get(start, [])[:1] if first else []
+            is_definition = any(x.startswith("def ") for x in (text, *below))
+            if is_definition or isinstance(statement, _DEFINITIONS):
+                text += "\n" if indent else "\n\n"
+            elif first and not below and len(above) > len(indent):
+                text += "\n"
+        if indent and text.startswith("def ") and not re.search(rb"[:\n] *\n *\Z", code[:start]):
             self._inserted.setdefault(start - len(indent), ["\n"])  # sets a local function apart
-        text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
-        # The first row takes the indentation that is there, and the statement gets a new one.
+        text = textwrap.indent(text, indent).removeprefix(indent)  # the first line has one
         texts = self._inserted.setdefault(start, [])
-        texts.insert(0 if first else len(texts), f"{text.removeprefix(indent)}\n{indent}")
+        texts.insert(0 if first else len(texts), f"{text}\n{indent}")
 
     def all_edits(self) -> tuple[Edit, ...]:
         """Return all edits of the file; the texts inserted at one offset become one edit."""
@@ -206,12 +203,11 @@ class Writer:
         """Return a def, for the place of a node; `body` is [("y = ", call), ("return ", "y")]."""
         # Each line of the body is a beginning and an expression, which is broken if too long.
         indent = self.indent(at)
-        head = self._format(NewCall(f"def {name}", parameters), "", used=len(f"{indent}:"))
-        rows = [f"{head}:"]
+        text = self._format(NewCall(f"def {name}", parameters, ":"), "", used=len(indent))
         for beginning, expression in body:
             row = f"{self.unit}{beginning}"
-            rows.append(row + self._format(expression, self.unit, used=len(indent + row)))
-        return "\n".join(rows)
+            text += f"\n{row}{self._format(expression, self.unit, used=len(indent + row))}"
+        return text
 
     def indent(self, node: ast.AST) -> str:
         """Return the indentation of the statement of a node."""
@@ -244,7 +240,7 @@ class Writer:
     def free_name(self, wanted: str, block: ast.AST | None = None) -> str:
         """Return, and reserve, a name that is free in the file; or in a function `block` alone."""
         bound, scopes = self._bound, self.module.scopes
-        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(block, _DEFINITIONS):
             bound = self._bound_in.setdefault(block, {*scopes.module.bindings})
             for scope in scopes.all:
                 if scope.node is block or self.module.is_inside(scope.node, block):

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 class Workload:
     power = 2
 
-    def loss_fn(self, w, batch):
-        return jnp.mean((batch @ w) ** self.power)
+    def loss_fn(self, w, batch, targets):
+        return jnp.mean((batch @ w - targets) ** self.power)
 
 
 mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
@@ -21,15 +21,21 @@ replicated = NamedSharding(mesh, P())
 sharded = NamedSharding(mesh, P("batch"))
 
 
+# The devices share the parameters.
 @functools.partial(
     jax.jit,
-    in_shardings=(replicated, sharded, replicated),
+    in_shardings=(replicated, sharded, sharded, replicated),
     out_shardings=replicated,
     static_argnums=(0, 1),
     donate_argnums=(2,),
 )
-def pmapped_train_step(workload, opt_update_fn, params, batch, rate):
-    loss, grads = jax.value_and_grad(lambda w: workload.loss_fn(w, batch))(params)
+def pmapped_train_step(workload, opt_update_fn, params, batch, targets, rate):
+    """Take one step."""
+
+    def loss_fn(w):
+        return workload.loss_fn(w, batch, targets)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
     return opt_update_fn(params, grads, rate), loss
 
 
@@ -40,7 +46,7 @@ def pmapped_train_step(workload, opt_update_fn, params, batch, rate):
     static_argnums=(0,),
 )
 def pmapped_eval_step(workload, params, batch):
-    return workload.loss_fn(params, batch)
+    return workload.loss_fn(params, batch, 0.0)
 
 
 def sgd(params, grads, rate):
@@ -49,10 +55,27 @@ def sgd(params, grads, rate):
 
 def result():
     workload = Workload()
-    params = jax.device_put(jnp.ones(3), replicated)
+    first = params = jax.device_put(jnp.ones(3), replicated)
     for seed in range(3):
-        x = np.random.default_rng(seed).normal(size=(16, 3)).astype(np.float32)
-        batch = jax.make_array_from_process_local_data(sharded, x)
-        params, loss = pmapped_train_step(workload, sgd, params, batch, 0.1)
-    last = pmapped_eval_step(workload, params, batch)
-    return np.asarray(loss), np.asarray(last)
+        rng = np.random.default_rng(seed)
+        batch = rng.normal(size=(8, 2, 3)).astype(np.float32)
+        targets = rng.normal(size=(8, 2)).astype(np.float32)
+        targets = jax.make_array_from_process_local_data(
+            sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), targets)
+        )
+        params, loss = pmapped_train_step(
+            workload,
+            sgd,
+            params,
+            jax.make_array_from_process_local_data(
+                sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+            ),
+            targets,
+            0.1,
+        )
+    last = pmapped_eval_step(
+        workload,
+        params,
+        jax.make_array_from_process_local_data(sharded, batch.reshape(16, 3)),
+    )
+    return np.asarray(loss), np.asarray(last), first.is_deleted()
