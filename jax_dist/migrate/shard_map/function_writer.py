@@ -1,7 +1,6 @@
 """The text of mapped functions: `jax.jit(jax.shard_map(...))`, or `jax.jit` with shardings."""
 
 import ast
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -34,8 +33,9 @@ class FunctionWriter:
             self._writer.replace(site.node, self._writer.render(call, site.node))
         else:
             self._write_decorator(mapped)
-        comments = self._writer.comments(site.node, [*site.arguments.values(), site.fun])
-        self._writer.insert_above(site.node, comments)
+        kept = [*site.arguments.values(), site.fun]
+        if comments := self._writer.comments(site.node, kept):
+            self._writer.insert_above(site.node, comments)
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
@@ -70,9 +70,9 @@ class FunctionWriter:
             partial = self._writer.import_name("functools.partial", at)
             function = NewCall(partial, [fun, *static])
         else:
-            function = NewCall(f"lambda {', '.join(arrays)}: {_callee(fun)}", names)
-        call = self._shard_map_call(mapped, function)
-        call = dataclasses.replace(call, trailer=f"({', '.join(arrays)})")
+            fun = f"({fun})" if fun.startswith("lambda") else fun
+            function = NewCall(f"lambda {', '.join(arrays)}: {fun}", names)
+        call = self._shard_map_call(mapped, function, f"({', '.join(arrays)})")
         return self._writer.define(at, name, names, [("return ", call)])
 
     def _jit_options(self, mapped: Pmapped) -> list[Expression]:
@@ -82,10 +82,9 @@ class FunctionWriter:
             replicated, are_replicated = plan.replicated(at, mapped), self._are_replicated(mapped)
             in_shardings = [replicated if x else plan.sharded(at, mapped) for x in are_replicated]
             options = [_keyword("in_shardings", in_shardings), f"out_shardings={replicated}"]
-        if mapped.static_argnums:
-            options.append(f"static_argnums={mapped.static_argnums}")
-        if "donate_argnums" in mapped.option_texts:
-            options.append(f"donate_argnums={mapped.option_texts['donate_argnums']}")
+        donated = mapped.option_texts.get("donate_argnums")
+        options += [f"static_argnums={mapped.static_argnums}"] if mapped.static_argnums else []
+        options += [f"donate_argnums={donated}"] if donated else []
         return options
 
     def _are_replicated(self, mapped: Pmapped) -> list[bool]:
@@ -94,24 +93,20 @@ class FunctionWriter:
         positions = (p for p in range(len(mapped.parameters)) if p not in mapped.static_argnums)
         return [layouts[mapped, position] is Layout.REPLICATED for position in positions]
 
-    def _shard_map_call(self, mapped: Pmapped, function: Expression) -> NewCall:
-        """Return `jax.shard_map(function, mesh=mesh, in_specs=(P(), P("batch")), ...)`."""
-        # Without the function if that is "", as below a decorator. Each spec is `P()` for a
-        # replicated argument or result, and else that of the mapped axis.
+    def _shard_map_call(self, mapped: Pmapped, fun: Expression, trailer: str = "") -> NewCall:
+        """Return `jax.shard_map(fun, mesh=mesh, in_specs=(P(), P("batch")), ...)`."""
+        # Without `fun` if that is "", as below a decorator. Each spec is `P()` for a replicated
+        # argument or result, and else that of the mapped axis.
         plan, at = self._plan, mapped.site.node
         axis, layouts = plan.axis(mapped), plan.layouts
         spec = lambda is_replicated: self._writer.partition_spec(at, "" if is_replicated else axis)
         in_specs = [spec(is_replicated) for is_replicated in self._are_replicated(mapped)]
         results = (layouts.results[mapped, index] for index in range(mapped.result_count))
         out_specs = [spec(layout is Layout.REPLICATED) for layout in results]
-        options: list[Expression] = [
-            f"mesh={plan.mesh(at, mapped).variable}",
-            _keyword("in_specs", in_specs),
-            _keyword("out_specs", out_specs),
-            "check_vma=False",
-        ]
+        specs = [_keyword("in_specs", in_specs), _keyword("out_specs", out_specs)]
+        options = [f"mesh={plan.mesh(at, mapped).variable}", *specs, "check_vma=False"]
         name = self._writer.import_name("jax.shard_map", at)
-        return NewCall(name, [function, *options] if function else options)
+        return NewCall(name, [fun, *options] if fun else options, trailer)
 
     def _define_on_device(self, mapped: Pmapped, fun: str) -> str:
         """Define `def step_on_device(x): return step(x[0])[None]`, and return its name."""
@@ -128,8 +123,10 @@ class FunctionWriter:
         elif any(are_stacked):  # `state, loss = step(state)`, then `loss = ...` alone
             names = self._result_names(mapped)
             stacked = [*itertools.compress(names, are_stacked)]
-            lines += [assign(names, call)]
-            lines += [assign(stacked, self._map_leaves(at, "x[None]", stacked))]
+            lines += [
+                assign(names, call),
+                assign(stacked, self._map_leaves(at, "x[None]", stacked)),
+            ]
             call = ", ".join(names)
         lines.append(("return ", call))
         name = self._writer.free_name(f"{_base_name(mapped)}_on_device")
@@ -138,7 +135,7 @@ class FunctionWriter:
 
     def _take_items(self, mapped: Pmapped, names: Sequence[str]) -> Expression:
         """Return what `names` are on this device: `rng[0]` of a random key, else of all leaves."""
-        if len(names) == 1 and self._plan.stacked_parameters(mapped)[names[0]]:
+        if [self._plan.stacked_parameters(mapped)[name] for name in names] == [True]:
             return f"{names[0]}[0]"
         return self._map_leaves(mapped.site.node, "x[0]", names)
 
@@ -156,13 +153,12 @@ class FunctionWriter:
 
     def _make_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return the call of the mapped function in a new function with the same parameters."""
-        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`; all go by position
-        # where the def shows how. If the code of the function cannot be repeated there,
-        # `step_per_device = fun` above gives it a name.
+        # It is `step(x, rng=rng)`, or `step(cfg, x)` for `partial(step, cfg)`. If the code of the
+        # function cannot be repeated there, `step_per_device = fun` above gives it a name.
         node, module, stacked = mapped.site.fun, self._module, self._plan.stacked_parameters(mapped)
-        values = {name: f"{name}[0]" if stacked.get(name) else name for name in mapped.parameters}
-        by_name = {name: values.pop(name) for name in mapped.keyword_only}
-        arguments = [*values.values()]
+        value = lambda name: f"{name}[0]" if stacked.get(name) else name
+        arguments = [value(name) for name in mapped.parameters if name not in mapped.keyword_only]
+        by_name = {name: value(name) for name in mapped.keyword_only}
         partial = partial_of(module, node) if isinstance(node, ast.Call) else None
         if self._needs_name(mapped):
             name = self._writer.free_name(f"{_base_name(mapped)}_per_device")
@@ -174,7 +170,7 @@ class FunctionWriter:
             by_name = {str(x.arg): module.text(x.value) for x in partial.keywords} | by_name
             if not any(isinstance(x.value, ast.Constant) for x in partial.keywords):
                 node = partial.args[0]
-        function = pmaps.definition(module, node)
+        function = pmaps.definition(module, node)  # whose parameters may be in this order
         if isinstance(function, ast.FunctionDef) and not function.decorator_list:
             names = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
             names = names[len(arguments) :][: len(by_name)]
@@ -182,7 +178,8 @@ class FunctionWriter:
             # A longer row reads better by name, as does a literal.
             if {*names} == {*by_name} and len(", ".join(in_order)) <= 60:
                 arguments, by_name = in_order, {}
-        return NewCall(_callee(fun), [*arguments, *(f"{k}={v}" for k, v in by_name.items())])
+        fun = f"({fun})" if fun.startswith("lambda") else fun
+        return NewCall(fun, [*arguments, *(f"{k}={v}" for k, v in by_name.items())])
 
     def _needs_name(self, mapped: Pmapped) -> bool:
         """Return whether the mapped function's code would mean something else in a new function."""
@@ -192,10 +189,9 @@ class FunctionWriter:
         if isinstance(fun, ast.Lambda | ast.FunctionDef):
             return False
         statement = module.statement(mapped.site.node)
-        rebound = {*mapped.parameters}  # names with another meaning there
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
-            rebound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
+        nodes = ast.walk(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else ()
+        targets = (node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store))
+        rebound = {*mapped.parameters, *map(module.text, targets)}  # with another meaning there
         for node in ast.walk(fun):
             if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in rebound:
                 lookup = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
@@ -207,8 +203,7 @@ class FunctionWriter:
     def _result_names(self, mapped: Pmapped) -> list[str]:
         """Return names for the results: those of the targets of a call, or else out0, out1, ..."""
         for call in mapped.calls:
-            targets = [target for target, _ in self._plan.variables.find_targets(call)]
-            names = [getattr(target, "id", "") for target in targets]
+            names = [getattr(x, "id", "") for x, _ in self._plan.variables.find_targets(call)]
             if len(names) == mapped.result_count and all(names) and len({*names}) == len(names):
                 return names
         return [f"out{index}" for index in range(mapped.result_count)]
@@ -266,11 +261,6 @@ class FunctionWriter:
 def _keyword(name: str, specs: Sequence[str]) -> Expression:
     """Return `name=spec` if all specs are equal, else `name=(spec, spec, ...)`."""
     return f"{name}={specs[0]}" if len(set(specs)) == 1 else NewCall(f"{name}=", specs)
-
-
-def _callee(fun: str) -> str:
-    """Return a function's text as it stands before `(...)`: a lambda in parentheses."""
-    return f"({fun})" if fun.startswith("lambda") else fun
 
 
 def _base_name(mapped: Pmapped) -> str:

@@ -51,10 +51,10 @@ class MigrationPlan:
         # pmap takes a random key for each device, a plain jit one for the whole batch: it is no
         # longer stacked. Only a run can show whether the program may have other random numbers.
         for mapped in self.plain_jits:
-            variables = self._key_variables(mapped)
+            variables, positions = self._key_variables(mapped), self._key_positions(mapped)
             self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
-            for position in self._key_positions(mapped):
-                self.layouts.arguments[mapped, position] = Layout.REPLICATED
+            keys = ((mapped, position) for position in positions)
+            self.layouts.arguments |= dict.fromkeys(keys, Layout.REPLICATED)
 
     def _find_axis_uses(self, mapped: Pmapped, shard_map_lines: Mapping[int, str]) -> AxisUses:
         """Return the uses of pmap's axis that a plain jit drops, such as `pmean(x, axis)`."""
@@ -143,8 +143,8 @@ class MigrationPlan:
 
     def stacked_results(self, mapped: Pmapped) -> list[bool]:
         """Return for each result whether it keeps the device axis."""
-        layouts = self.layouts.results
-        return [layouts[mapped, index] is Layout.STACKED for index in range(mapped.result_count)]
+        layouts = (self.layouts.results[mapped, index] for index in range(mapped.result_count))
+        return [layout is Layout.STACKED for layout in layouts]
 
     def stacked_parameters(self, mapped: Pmapped) -> dict[str, bool]:
         """Return the parameters that keep the device axis, and whether each is a random key."""
@@ -158,17 +158,14 @@ class MigrationPlan:
         """Return whether an argument is `jax.random.split(key, n)`, one key for each device."""
         variable = self.variables.find(node)
         if variable is not None and isinstance(node, ast.Name):
-            kinds = variable.kinds()
-            return "keys" in kinds and kinds <= {"keys", "result"}
+            return {"keys"} <= variable.kinds() <= {"keys", "result"}
         change = self.variables.changes.find(node)
         return change is not None and change.kind is Kind.KEYS
 
 
 def _outermost_block(module: Module, node: ast.AST) -> ast.AST:
     """Return the outermost function whose body holds a node; else the module."""
-    block: ast.AST = module.tree
-    for inner, outer in itertools.pairwise([node, *module.ancestors(node)]):
-        is_function = isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and module.scopes.fields.get(inner) == "body":
-            block = outer
-    return block
+    is_function = lambda x: isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)
+    pairs = itertools.pairwise([node, *module.ancestors(node)])
+    blocks = [y for x, y in pairs if is_function(y) and module.scopes.fields.get(x) == "body"]
+    return blocks[-1] if blocks else module.tree

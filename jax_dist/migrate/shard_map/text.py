@@ -133,8 +133,6 @@ class Writer:
     def insert_above(self, node: Any, lines: Sequence[str], *, first: bool = False) -> None:
         """Insert lines above the statement of a node and its comments, with its indentation."""
         # Below what is inserted there already; `first`: above it.
-        if not lines:
-            return
         statement, code = self.module.statement(node), self.module.source.code
         start, indent, text = self._start(statement), self.indent(node), "\n".join(lines)
         before, _ = self.module.margins(statement)
@@ -181,12 +179,11 @@ class Writer:
         fits = lambda text, used: "\n" not in text and used + len(text) <= self._width
         if isinstance(expression, str) or fits(str(expression), used):
             return str(expression)
-        parts, inner = [expression.row], indent + _HANG
+        parts, inner, comma = [expression.row], indent + _HANG, ""
         if not fits(expression.row, len(inner)):
             comma = "," if len(expression.arguments) > 1 else ""
-            used = len(inner + comma)
-            parts = [self._format(part, inner, used) + comma for part in expression.arguments]
-        rows = "".join(f"{inner}{part}\n" for part in parts)
+            parts = [self._format(x, inner, len(inner + comma)) for x in expression.arguments]
+        rows = "".join(f"{inner}{part}{comma}\n" for part in parts)
         return f"{expression.name}(\n{rows}{indent}){expression.trailer}"
 
     def render(self, expression: Expression, replaced: Any) -> str:
@@ -242,9 +239,8 @@ class Writer:
         bound, scopes = self._bound, self.module.scopes
         if isinstance(block, _DEFINITIONS):
             bound = self._bound_in.setdefault(block, {*scopes.module.bindings})
-            for scope in scopes.all:
-                if scope.node is block or self.module.is_inside(scope.node, block):
-                    bound |= {*scope.bindings}
+            is_inner = lambda x: x.node is block or self.module.is_inside(x.node, block)
+            bound |= {name for scope in filter(is_inner, scopes.all) for name in scope.bindings}
         name, number = wanted, 2
         while name in bound:
             name, number = f"{wanted}_{number}", number + 1
