@@ -52,8 +52,8 @@ class FunctionWriter:
             function = NewCall(head, call.arguments)
         if mapped.static_argnums and not is_plain:
             function = writer.free_name(f"{_base_name(mapped)}_over_devices")
-            text = self._define_over_devices(mapped, function, fun)
-            writer.insert_above(mapped.site.node, [text])
+            lines = [self._define_over_devices(mapped, function, fun)]
+            writer.insert_above(mapped.site.node, lines)
         elif not is_plain:
             function = self._shard_map_call(mapped, function)
         jit = writer.import_name("jax.jit", mapped.site.node)
@@ -123,10 +123,8 @@ class FunctionWriter:
         elif any(are_stacked):  # `state, loss = step(state)`, then `loss = ...` alone
             names = self._result_names(mapped)
             stacked = [*itertools.compress(names, are_stacked)]
-            lines += [
-                assign(names, call),
-                assign(stacked, self._map_leaves(at, "x[None]", stacked)),
-            ]
+            lines.append(assign(names, call))
+            lines.append(assign(stacked, self._map_leaves(at, "x[None]", stacked)))
             call = ", ".join(names)
         lines.append(("return ", call))
         name = self._writer.free_name(f"{_base_name(mapped)}_on_device")
@@ -210,7 +208,6 @@ class FunctionWriter:
 
     def _write_decorator(self, mapped: Pmapped) -> None:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
-        # With static arguments, a new `step` below it calls the old one, `_step`, in a shard_map.
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
         function, partial = mapped.site.fun, writer.import_name("functools.partial", at)
         jit, indent = writer.import_name("jax.jit", at), writer.indent(function)
@@ -239,7 +236,6 @@ class FunctionWriter:
 
     def _write_body(self, mapped: Pmapped) -> None:
         """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
-        # For all leaves, as `jax.tree.map(lambda x: x[0], state)`; a random key has but one.
         function, at, writer = mapped.site.fun, mapped.site.node, self._writer
         if names := [*self._plan.stacked_parameters(mapped)]:
             docstring = ast.get_docstring(function, clean=False)

@@ -32,10 +32,8 @@ class NewCall:
 
     @property
     def row(self) -> str:
-        """Return the arguments on one line."""
-        is_tuple = not self.name or self.name.endswith("=")
-        comma = "," if is_tuple and len(self.arguments) == 1 else ""
-        return ", ".join(map(str, self.arguments)) + comma
+        """Return the arguments on one line; a tuple has at least two."""
+        return ", ".join(map(str, self.arguments))
 
     def __str__(self) -> str:
         """Return the call on one line."""
