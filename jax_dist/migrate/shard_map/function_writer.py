@@ -10,7 +10,7 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Pmapped, partial_of
 from jax_dist.migrate.shard_map.plan import MigrationPlan
-from jax_dist.migrate.shard_map.text import Expression, NewCall
+from jax_dist.migrate.shard_map.text import HOLE, Expression, NewCall
 
 
 class FunctionWriter:
@@ -41,7 +41,7 @@ class FunctionWriter:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
         # Its body is `step_on_device` around `fun`, if arrays keep pmap's leading dimension, and
         # `lambda x, rng: fun(x, rng=rng)` if `fun` takes arguments by name only.
-        plan, writer, is_plain = self._plan, self._writer, mapped in self._plan.plain_jits
+        plan, at, is_plain = self._plan, mapped.site.node, mapped in self._plan.plain_jits
         has_stacked = bool(plan.stacked_parameters(mapped)) or any(plan.stacked_results(mapped))
         function: Expression = fun
         if has_stacked and not is_plain:
@@ -51,12 +51,11 @@ class FunctionWriter:
             head = f"lambda {', '.join(mapped.parameters)}: {call.name}"
             function = NewCall(head, call.arguments)
         if mapped.static_argnums and not is_plain:
-            function = writer.free_name(f"{_base_name(mapped)}_over_devices")
-            lines = [self._define_over_devices(mapped, function, fun)]
-            writer.insert_above(mapped.site.node, lines)
+            function = self._writer.free_name(f"{_base_name(mapped)}_over_devices")
+            self._writer.insert_above(at, [self._define_over_devices(mapped, function, fun)])
         elif not is_plain:
             function = self._shard_map_call(mapped, function)
-        jit = writer.import_name("jax.jit", mapped.site.node)
+        jit = self._writer.import_name("jax.jit", at)
         return NewCall(jit, [function, *self._jit_options(mapped)])
 
     def _define_over_devices(self, mapped: Pmapped, name: str, fun: str) -> str:
@@ -238,8 +237,8 @@ class FunctionWriter:
         """Insert `x = x[0]` for stacked parameters, and edit `return y` to `return y[None]`."""
         function, at, writer = mapped.site.fun, mapped.site.node, self._writer
         if names := [*self._plan.stacked_parameters(mapped)]:
-            docstring = ast.get_docstring(function, clean=False)
-            first = function.body[docstring is not None and len(function.body) > 1]
+            has_more = ast.get_docstring(function) is not None and len(function.body) > 1
+            first = function.body[has_more]  # behind the docstring
             column, comment = len(writer.indent(first)), "  # of this device"
             target, items = ", ".join(names), self._take_items(mapped, names)
             line = writer.assignment(target, items, column + len(comment)) + comment
@@ -250,8 +249,7 @@ class FunctionWriter:
         for value in functions.returned_values(function):
             items = value.elts if mapped.tuple_length and isinstance(value, ast.Tuple) else [value]
             for result in itertools.compress(items, are_stacked):
-                stacked = self._map_leaves(at, "x[None]", [self._module.text(result)])
-                writer.replace(result, str(stacked))
+                writer.wrap(result, self._map_leaves(at, "x[None]", [HOLE]))
 
 
 def _keyword(name: str, specs: Sequence[str]) -> Expression:

@@ -14,10 +14,9 @@ from jax_dist.lint.model.semantic_model import Module
 
 Expression: TypeAlias = "str | NewCall"
 
-_WIDTHS = {2: 80, 4: 88}  # the longest line, by the spaces of one indentation
 _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
-_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MESH = "jax.sharding.Mesh"
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 HOLE = "\0"  # the argument that is existing text, which the call is put around
 _HANG = "    "  # indents the arguments of a call on lines of their own
 
@@ -62,7 +61,7 @@ class Writer:
         self.imports: dict[str, None] = {}  # as an ordered set, as is `helpers`
         self.helpers: dict[str, None] = {}  # definitions to be put below the imports
         self.unit: str = _indentation_of(module.source.code.decode())
-        self._width = _WIDTHS.get(len(self.unit), 88)
+        self._width = 80 if len(self.unit) == 2 else 88  # of the longest line
         self._inserted: dict[int, list[str]] = {}  # texts by offset
         self._indents: list[Edit] = []  # changes of indentation; another edit at the place wins
         self._meshes: dict[tuple[ast.AST, str, str], NewMesh] = {}
@@ -107,8 +106,7 @@ class Writer:
         # The offsets of the first characters of these lines, and their columns.
         lines = [start + match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
         columns = [offset - code.rfind(b"\n", 0, offset) - 1 for offset in lines]
-        is_aligned = bool(columns) and min(columns) > old_column
-        shift = column - old_column if is_aligned else len(_HANG)
+        shift = column - old_column if min(columns, default=0) > old_column else len(_HANG)
         for offset in lines:  # a negative shift removes spaces in front of the offset
             self._indents.append(Edit(offset + min(shift, 0), offset, " " * shift))
 
@@ -187,6 +185,14 @@ class Writer:
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
         before, after = self.module.margins(replaced)
+        callee = self.module.span(getattr(replaced, "func", replaced))
+        texts = (edit.text for edit in self.edits if (edit.start, edit.end) == callee)
+        _, is_broken, last = next(texts, "").rpartition("\n")
+        if isinstance(expression, NewCall) and is_broken:
+            # Of `pmap(f)(x)`, `pmap(f)` is several lines by now, and `(x)` stands behind the last.
+            call = dataclasses.replace(expression, name=last)
+            text = self._format(call, indentation(before), used=len(after))
+            return expression.name + text.removeprefix(last)
         return self._format(expression, indentation(before), used=len(before + after))
 
     def assignment(self, target: str, value: Expression, column: int) -> str:
@@ -259,8 +265,7 @@ class Writer:
     def sharding(self, mesh: NewMesh, axis: str) -> str:
         """Return the variable for `NamedSharding(mesh, P(axis))`, to be defined below the mesh."""
         if axis not in mesh.shardings:
-            wanted = "sharded" if axis else "replicated"
-            mesh.shardings[axis] = self.free_name(wanted, mesh.block)
+            mesh.shardings[axis] = self.free_name("sharded" if axis else "replicated", mesh.block)
         return mesh.shardings[axis]
 
     def define_meshes(self) -> None:

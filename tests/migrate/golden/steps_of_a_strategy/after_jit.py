@@ -25,7 +25,9 @@ def evaluate(theta, key):
     key = key[0]  # of this device
     noise = jax.random.normal(key, (4, 3))
     scores = -jnp.sum((theta + 0.1 * noise - 1.0) ** 2, axis=-1)
-    return jax.lax.pmean(jnp.mean(scores[:, None] * noise, axis=0), "pop"), jax.tree.map(lambda x: x[None], jnp.max(scores))
+    return jax.lax.pmean(jnp.mean(scores[:, None] * noise, axis=0), "pop"), jax.tree.map(
+        lambda x: x[None], jnp.max(scores)
+    )
 
 
 def result():

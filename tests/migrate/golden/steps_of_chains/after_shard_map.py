@@ -37,7 +37,5 @@ def result():
             out_specs=P("devices"),
             check_vma=False,
         )
-    )(
-        keys, jax.make_array_from_process_local_data(sharded, jnp.zeros(n))
-    )
+    )(keys, jax.make_array_from_process_local_data(sharded, jnp.zeros(n)))
     return np.asarray(last), np.asarray(samples)

@@ -57,9 +57,7 @@ def train(n):
             out_specs=P("i"),
             check_vma=False,
         )
-    )(
-        jax.make_array_from_process_local_data(sharded, np.ones((n, 3), np.float32))
-    )
+    )(jax.make_array_from_process_local_data(sharded, np.ones((n, 3), np.float32)))
     means = []
     for _ in range(3):
         key, epoch_key = jax.random.split(key)
