@@ -86,11 +86,10 @@ class Writer:
         # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
         inner = inner or node
         filler = re.sub(".", HOLE, self.module.text(inner))  # has the size of the code
-        arguments = [filler if argument == HOLE else argument for argument in call.arguments]
+        call = NewCall(call.name, [filler if x == HOLE else x for x in call.arguments])
         before, _ = self.module.margins(node)  # what is in front of it on its line
         indent = indentation(before)
-        text = self._format(NewCall(call.name, arguments), indent, used=len(before))
-        start, _, end = text.partition(filler)
+        start, _, end = self._format(call, indent, used=len(before)).partition(filler)
         if "\n" in start:
             self._reindent(inner, len(indent + _HANG))
         self.replace_around(node, inner, start, end)
@@ -168,17 +167,18 @@ class Writer:
                 edits.append(indent)
         return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in self._inserted.items()))
 
-    def _format(self, expression: Expression, indent: str, used: int) -> str:
+    def _format(self, expression: Expression, indent: str, used: int, column: int = 0) -> str:
         """Return the text of an expression, in the form of black if it is too wide for its line."""
         # That is all arguments on one line, or else one a line, behind each a comma. `used` columns
-        # of the line hold other text; `indent` is the indentation of the line.
-        fits = lambda text, used: "\n" not in text and used + len(text) <= self._width
+        # of the line hold other text; `indent` is its indentation, if the text begins at `column`.
+        fits = lambda text, used: "\n" not in text and column + used + len(text) <= self._width
         if isinstance(expression, str) or fits(str(expression), used):
             return str(expression)
         parts, inner, comma = [expression.row], indent + _HANG, ""
         if not fits(expression.row, len(inner)):
             comma = "," if len(expression.arguments) > 1 else ""
-            parts = [self._format(x, inner, len(inner + comma)) for x in expression.arguments]
+            width = len(inner + comma)
+            parts = [self._format(x, inner, width, column) for x in expression.arguments]
         rows = "".join(f"{inner}{part}{comma}\n" for part in parts)
         return f"{expression.name}(\n{rows}{indent}){expression.trailer}"
 
@@ -198,16 +198,16 @@ class Writer:
     def assignment(self, target: str, value: Expression, column: int) -> str:
         """Return `target = value`, to be inserted at a column."""
         start = f"{target} = "
-        return start + self._format(value, "", column + len(start))
+        return start + self._format(value, "", len(start), column)
 
     def define(self, at: ast.AST, name: str, parameters: Sequence[str], body: list[Any]) -> str:
         """Return a def, for the place of a node; `body` is [("y = ", call), ("return ", "y")]."""
         # Each line of the body is a beginning and an expression, which is broken if too long.
-        indent = self.indent(at)
-        text = self._format(NewCall(f"def {name}", parameters, ":"), "", used=len(indent))
+        column = len(self.indent(at))
+        text = self._format(NewCall(f"def {name}", parameters, ":"), "", 0, column)
         for beginning, expression in body:
             row = f"{self.unit}{beginning}"
-            text += f"\n{row}{self._format(expression, self.unit, used=len(indent + row))}"
+            text += f"\n{row}{self._format(expression, self.unit, len(row), column)}"
         return text
 
     def indent(self, node: ast.AST) -> str:
