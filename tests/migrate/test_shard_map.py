@@ -1,5 +1,6 @@
 """`--to shard_map` and `--to jit`: what is left, what is no plain jit, and two processes."""
 
+import json
 import pathlib
 import textwrap
 from typing import Any
@@ -411,6 +412,19 @@ def test_new_text_reads_as_if_written_by_hand(name: str):
     text, expected = _LAYOUTS[name]
 
     assert expected in golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+
+def test_new_lines_stay_in_their_cell_of_a_notebook():
+    above = _HEAD + "# The end."
+    sources = [above, "# Replicate.\nw = jax_utils.replicate(w)", "print(jax.pmap(jnp.add)(w, x))"]
+    cells = [{"cell_type": "code", "source": text.splitlines(keepends=True)} for text in sources]
+    text = json.dumps({"cells": cells, "nbformat": 4})
+    result = migration.migrate_text("a.ipynb", text.encode(), MigrationOptions(to="shard_map"))
+    after = ["".join(cell["source"]) for cell in json.loads(result.after)["cells"]]
+
+    assert after[0].endswith("# The end.")
+    assert after[1].startswith("mesh = ")
+    assert "\n\n# Replicate.\nw = jax.device_put(" in after[1]
 
 
 def test_slices_are_taken_above_the_decorators_of_an_inner_function():

@@ -33,8 +33,7 @@ class FunctionWriter:
             self._writer.replace(site.node, self._writer.render(call, site.node))
         else:
             self._write_decorator(mapped)
-        kept = [*site.arguments.values(), site.fun]
-        if comments := self._writer.comments(site.node, kept):
+        if comments := self._writer.comments(site.node, [*site.arguments.values(), site.fun]):
             self._writer.insert_above(site.node, comments)
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
@@ -48,8 +47,9 @@ class FunctionWriter:
             function = fun = self._define_on_device(mapped, fun)
         elif mapped.keyword_only:
             call = self._make_call(mapped, fun)
-            head = f"lambda {', '.join(mapped.parameters)}: {call.name}"
-            function = NewCall(head, call.arguments)
+            function = NewCall(
+                f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments
+            )
         if mapped.static_argnums and not is_plain:
             function = self._writer.free_name(f"{_base_name(mapped)}_over_devices")
             self._writer.insert_above(at, [self._define_over_devices(mapped, function, fun)])
@@ -208,8 +208,7 @@ class FunctionWriter:
     def _write_decorator(self, mapped: Pmapped) -> None:
         """Replace `@pmap` by `@jax.jit`, with `@partial(jax.shard_map, mesh=..., ...)` below it."""
         at, writer, options = mapped.site.node, self._writer, self._jit_options(mapped)
-        function, partial = mapped.site.fun, writer.import_name("functools.partial", at)
-        jit, indent = writer.import_name("jax.jit", at), writer.indent(function)
+        jit, partial = (writer.import_name(x, at) for x in ("jax.jit", "functools.partial"))
         text = writer.render(NewCall(partial, [jit, *options]) if options else jit, at)
         if mapped not in self._plan.plain_jits:
             self._write_body(mapped)
@@ -218,7 +217,7 @@ class FunctionWriter:
             else:
                 shard_map = self._shard_map_call(mapped, "")
                 inner = NewCall(partial, [shard_map.name, *shard_map.arguments])
-                text += f"\n{indent}@{writer.render(inner, at)}"
+                text += f"\n{writer.indent(mapped.site.fun)}@{writer.render(inner, at)}"
         writer.replace(at, text)
 
     def _write_static(self, mapped: Pmapped) -> None:

@@ -53,8 +53,7 @@ class MigrationPlan:
         for mapped in self.plain_jits:
             variables, positions = self._key_variables(mapped), self._key_positions(mapped)
             self.layouts.of_variable |= dict.fromkeys(variables, Layout.REPLICATED)
-            keys = ((mapped, position) for position in positions)
-            self.layouts.arguments |= dict.fromkeys(keys, Layout.REPLICATED)
+            self.layouts.arguments |= {(mapped, p): Layout.REPLICATED for p in positions}
 
     def _find_axis_uses(self, mapped: Pmapped, shard_map_lines: Mapping[int, str]) -> AxisUses:
         """Return the uses of pmap's axis that a plain jit drops, such as `pmean(x, axis)`."""

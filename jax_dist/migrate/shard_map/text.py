@@ -137,8 +137,8 @@ class Writer:
             self.edits.append(Edit(start - len(before) + len(before.rstrip()), start, text))
             return
         if not text.startswith("#"):
-            # Not above `# %%` and `#@title`, which begin a cell of a notebook.
-            comments = rf"(?m)^(?:{indent}#(?!@| ?%%).*\n)*{indent}\Z"
+            # Not above `# %%`, `#@title` and `# cell 2`, which begin a cell of a notebook.
+            comments = rf"(?m)^(?:{indent}#(?!@| ?%%| cell \d).*\n)*{indent}\Z"
             above = re.findall(comments.encode(), code[:start])[0]  # with the indentation
             start -= len(above) - len(indent)
             below = self._inserted.get(start, [])[:1] if first else []
