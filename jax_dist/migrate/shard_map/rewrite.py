@@ -47,6 +47,8 @@ def rewrite(
     `shard_map_lines`: those that a run has shown to need shard_map, each with the reason, if known.
     """
     plan, places = _make_plan(module, project, target, lines)
+    if not plan.mapped_functions:
+        return RewrittenFile(places, None, "", frozenset())
     if target == "jit":
         plan.choose_jits(shard_map_lines)
     _write_edits(plan)  # the first time, it finds which shardings are worth a variable
@@ -56,8 +58,6 @@ def rewrite(
         reference, reason = mapped.site.reference, plan.remarks.get(mapped, "")
         fields = {"reason": reason, "form": form, "is_mapped": True}
         places.append(PlannedPlace(Place.make(module, reference, _codes.PMAP_CALL, **fields)))
-    if not writer.edits:
-        return RewrittenFile(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n\n".join(text.strip("\n") for text in writer.helpers)
