@@ -8,6 +8,7 @@ runs. `find_step` runs a program and watches its calls of `jax.pmap` and `jax_di
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -128,14 +129,14 @@ class MappedStep:
                 "result. Give its position by state=."
             )
         args, kwargs = self.call.rebuild(self.leaves(count, unstacked=state))
-        in_axes, _ = self.call.rebuild(self.axes)
+        dynamic_args = [None if n in options.static else arg for n, arg in enumerate(args)]
         devices, mesh_axes = np.array(machine.devices), (options.mesh_axis,)
         if strategy == "hsdp":  # the state is sharded in a host, and replicated over hosts
             devices, mesh_axes = devices.reshape(machine.hosts, -1), ("hosts", "devices")
         view = global_view(
             self.call.fun,
             options.mesh_axis,
-            in_axes=tuple(None if n in options.static else axis for n, axis in enumerate(in_axes)),
+            in_axes=_axes_of_arguments(dynamic_args, self.axes),
             out_axes=options.out_axes,
             state=state,
             mesh=_compat.auto_mesh(devices, mesh_axes),
@@ -152,6 +153,20 @@ def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
     """Return the type of a tree: its structure, and the shape and dtype of each leaf."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def _axes_of_arguments(args: Sequence[Any], leaf_axes: Sequence[axes.Axis]) -> tuple[Any, ...]:
+    """Return for each argument the axis of its leaves, or a tree of axes if they have several.
+
+    A tree of axes is built by the classes of the argument, some of which take only arrays.
+    """
+    in_axes, remaining = [], iter(leaf_axes)
+    for arg in args:
+        leaves, structure = jax.tree.flatten(arg)
+        arg_axes = [*itertools.islice(remaining, len(leaves))]
+        is_one = len({*arg_axes}) == 1
+        in_axes.append(arg_axes[0] if is_one else jax.tree.unflatten(structure, arg_axes))
+    return tuple(in_axes)
 
 
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptions, MappedCall]:
@@ -184,7 +199,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[PmapOptio
         return intercepted.fun(*args, **kwargs)
 
     mapped_args, mapped_kwargs = jax.tree.unflatten(intercepted.in_tree, mapped_types)
-    in_axes, _ = jax.tree.unflatten(intercepted.in_tree, intercepted.in_axes)
+    in_axes = _axes_of_arguments(mapped_args, intercepted.in_axes)
     mapped_axes = {"in_axes": in_axes, "out_axes": intercepted.out_axes}
     options = PmapOptions(name, intercepted.axis_name, **mapped_axes)
     call = MappedCall.bind(options, call_mapped_function, mapped_args, mapped_kwargs)

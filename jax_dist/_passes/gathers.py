@@ -40,7 +40,7 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
     # A walk leaves a gather out, and may find later that an equation needs its whole result. Then
     # another walk over the original jaxpr keeps it, until one finds no more gathers to keep.
     changed, count_before = walk.rewrite(jaxpr), 0
-    while (count := walk.count_kept()) > count_before:
+    while (count := sum(bool(site.reason) for site in walk.sites.values())) > count_before:
         changed, count_before = walk.rewrite(jaxpr), count
     sites = walk.sites.values()
     findings = [site.to_finding() for site in sites if site.reason or site.reductions]
@@ -117,10 +117,6 @@ class _Walk:
         self._gathering = gathering
         self._replication = ReplicationAnalysis()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-
-    def count_kept(self) -> int:
-        """Return how many gathers the walks so far have found to be kept."""
-        return sum(bool(site.reason) for site in self.sites.values())
 
     def rewrite(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Return the program without the gathers that no walk so far has found to be kept."""

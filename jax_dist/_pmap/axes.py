@@ -32,17 +32,22 @@ def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ..
     raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
 
 
+def spread_prefix(prefix: Any, tree: Any) -> tuple[Any, ...]:
+    """Return `(0, 0, 1)` for the prefix `(0, 1)` of `((x, y), z)`; ValueError if it is none."""
+    values, structure = jax.tree.flatten(prefix, is_leaf=is_none)
+    pairs = zip(values, structure.flatten_up_to(tree), strict=True)
+    return tuple(value for value, subtree in pairs for _ in jax.tree.leaves(subtree))
+
+
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:
     """Return the axis of each leaf of `tree` from `prefix`; MappedAxisError if it is no prefix.
 
-    For `({"a": x, "b": y}, z)`, the prefix `(0, None)` gives `(0, 0, None)`. The last three are for
-    the text of the error: `argument` is "in_axes" or "out_axes".
+    `argument`, which is "in_axes" or "out_axes", and what follows are for the text of the error.
     """
-    axes, structure = jax.tree.flatten(prefix, is_leaf=is_none)
     try:
-        subtrees = structure.flatten_up_to(tree)
+        return spread_prefix(prefix, tree)
     except ValueError:
         reason = _describe_mismatch(prefix, tree, argument)
         if has_keywords:
@@ -52,8 +57,6 @@ def spread(
             f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the {what}: "
             + reason
         ) from None
-    pairs = zip(axes, subtrees, strict=True)
-    return tuple(axis for axis, subtree in pairs for _ in jax.tree.leaves(subtree))
 
 
 def _describe_mismatch(prefix: AxisPrefix, tree: Any, argument: str) -> str:

@@ -69,8 +69,8 @@ def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_PmapSite
             continue
         mesh, axes = eqn.params["mesh"], tuple(eqn.params["newly_manual_axes"])
         source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
-        is_in_file_of_pmap = any(file in source for file in _FILES)
-        if is_in_file_of_pmap and len(axes) == 1 and not eqn.params["check_vma"]:
+        is_manual = len(axes) == 1 and not eqn.params["check_vma"]
+        if is_manual and any(file in source for file in _FILES):
             line, of_jax = interpreter.user_line_of(eqn, around), _FILE_OF_JAX in source
             sites.append(_PmapSite(eqn, mesh, axes[0], mesh.shape[axes[0]], line, of_jax))
     return sites
@@ -181,12 +181,15 @@ def _emit_over_all_processes(
     devices = pmap.devices
     if devices is None and mesh is not None and len(mesh.axis_names) == 1:
         devices = tuple(mesh.devices.flat)
-    args, kwargs = jax.tree.unflatten(pmap.in_tree, leaves)
-    in_axes, _ = jax.tree.unflatten(pmap.in_tree, pmap.in_axes)
+
+    def fun(*leaves: Any) -> Any:
+        args, kwargs = jax.tree.unflatten(pmap.in_tree, leaves)
+        return pmap.fun(*args, **kwargs)
+
     options = PmapOptions(
         fun_name="jax.pmap",
         axis_name=pmap.axis_name,
-        in_axes=in_axes,
+        in_axes=tuple(pmap.in_axes),
         out_axes=pmap.out_axes,
         devices=devices,
         backend=pmap.backend,
@@ -194,7 +197,7 @@ def _emit_over_all_processes(
         captures="allow",  # these and gathers are left to the passes of the whole program
         gathers="keep",
     )
-    call = MappedCall.bind(options, pmap.fun, args, kwargs)
+    call = MappedCall.bind(options, fun, tuple(leaves), {})
     layout = options.lay_out(call.size, is_global_size=False)
     output, _ = traced_body.emit(options, call, layout, process_local=True)
     name = f"jax.pmap over '{pmap.axis_name}' of size {layout.size}"

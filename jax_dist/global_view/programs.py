@@ -237,10 +237,9 @@ class ViewPrograms:
             return last
         name = axes.argument_name(self._fun, number)
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
-        is_stacked = jax.tree.leaves(jax.tree.broadcast(stacked or False, state))
+        is_stacked = axes.spread_prefix(stacked or False, state)
         leaves = tuple(map(self._type_on_one_device, paths, types, is_stacked))
-        is_explicit = stacked is not None
-        state_type = StateType(number, structure, paths, leaves, is_explicit=is_explicit)
+        state_type = StateType(number, structure, paths, leaves, is_explicit=stacked is not None)
         if state_type != last:  # of another state, other leaves may vary
             self._varying = {p: x for p, x in self._varying.items() if p not in paths}
         self._last_state_types[number, structure] = state_type

@@ -1,6 +1,5 @@
 """State of a view: leaves that vary, what place takes, and its errors."""
 
-import dataclasses
 import inspect
 
 import jax
@@ -14,6 +13,7 @@ from steps import UNSYNCHRONIZED_STATE, unsynchronized
 
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError
+from tests.array_classes import Counter
 
 _X = np.random.default_rng(0).normal(size=(8, 4, 64)).astype(np.float32)
 _W = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
@@ -76,26 +76,14 @@ def test_two_states_of_other_structures_take_turns():
     np.testing.assert_array_equal(small["own"], large["own"])
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class _Counter:
-    """A class that makes arrays of numbers, as brax's counters do."""
-
-    count: jax.Array
-
-    def __post_init__(self):
-        if isinstance(self.count, int):
-            self.count = jnp.uint32(self.count)
-
-
 def test_a_state_may_have_classes_that_make_arrays_of_numbers():
-    step = lambda counter, x: (_Counter(counter.count + 1), x.sum())
+    step = lambda counter, x: (Counter(counter.low + 1), x.sum())
     view = global_view(step, "i", shardings="fsdp")
-    state = view.place(_Counter(3))
-    for _ in range(2):
-        state, _ = view(state, _X)
+    for state in (view.place(Counter(3)), view.place(Counter(jnp.full(8, 3)), stacked=True)):
+        for _ in range(2):
+            state, _ = view(state, _X)
 
-    assert state.count == 5
+        assert state.low == 5
 
 
 def test_what_varies_makes_others_vary_in_the_next_round():

@@ -14,6 +14,7 @@ from jax_dist._steps import MappedStep
 from jax_dist.errors import ArgumentError
 from jax_dist.plan import Plan, PlanRow, plan
 from jax_dist.topology import Topology
+from tests.array_classes import Counter
 
 PARAMS = {"w": np.ones((64, 128), np.float32), "v": np.ones((128, 8), np.float32)}
 BATCH = {"x": np.ones((4, 64), np.float32)}
@@ -94,6 +95,17 @@ def test_axes_static_arguments_and_keywords_stay_what_they_are():
     rows = plan(found, on=jax.devices()).rows
     assert [row.problem for row in rows] == [""] * 4
     assert rows[2].program.argument_bytes == 4 * (32 * 64 // 8 + 5 * 7 + 9)
+
+
+@pytest.mark.parametrize(
+    "mapping", [jax.pmap, jax_dist.pmap, lambda *args: jax.jit(jax.pmap(*args))]
+)
+def test_a_state_may_have_classes_that_make_arrays_of_numbers(mapping):
+    mapped = mapping(lambda counter, x: (Counter(counter.low + 1), jax.lax.pmean(x, "i")), "i")
+
+    rows = plan(mapped, Counter(jnp.arange(8)), jnp.ones((8, 2)), on=jax.devices()).rows
+
+    assert [row.problem for row in rows] == [""] * 4
 
 
 def test_a_step_without_a_state_has_no_sharded_strategy():

@@ -1,6 +1,5 @@
 """The decorator: forms of use, values, and the program."""
 
-import dataclasses
 import functools
 
 import chex
@@ -13,6 +12,7 @@ from watching import lies_on
 
 import jax_dist
 from jax_dist.testing import assert_same_as_pmap
+from tests.array_classes import Counter
 
 _EIGHT = np.arange(8.0, dtype=np.float32)
 
@@ -100,25 +100,13 @@ def _slope(w, x):
     return lax.pmean(jax.grad(lambda w: jnp.sum(w * x))(w), "i")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class _Counter:
-    """A class that makes arrays of numbers, as those of 64-bit counters do (brax has one)."""
-
-    low: jax.Array
-
-    def __post_init__(self):
-        if isinstance(self.low, int):
-            self.low = jnp.uint32(self.low)
-
-
 _STATIC = {"static_broadcasted_argnums": (1, 2)}
 _CALLS = {  # a function, its arguments, and options
     **{f"an axis of {n}": (_rank, (_EIGHT[:n],), {}) for n in (1, 2, 3, 8)},
     "devices in reversed order": (_rank, (_EIGHT,), {"devices": jax.devices()[::-1]}),
     "devices in the middle": (_rank, (_EIGHT[:4],), {"devices": jax.devices()[2:6]}),
     "a gradient": (_slope, (1.0, _EIGHT), {"in_axes": (None, 0)}),
-    "a counter": (lambda count: _Counter(count.low + 1), (_Counter(np.arange(8)),), {}),
+    "a counter": (lambda count: Counter(count.low + 1), (Counter(np.arange(8)),), {}),
     "out_axes=None": (lambda x: x * 10, (_EIGHT + 1,), {"out_axes": None}),
     **{  # of static arguments, they say nothing
         f"in_axes={axes}": (

@@ -19,6 +19,7 @@ from process_rows import assert_equal, held_slices, own_slices, values_of
 
 import jax_dist
 from jax_dist import explain, rewrite
+from tests.array_classes import Counter
 
 
 def _programs(pmap: Callable) -> dict[str, Callable]:
@@ -43,6 +44,7 @@ def _programs(pmap: Callable) -> dict[str, Callable]:
         "gathered": lambda x: pmap(lambda x: lax.all_gather(x, "i").mean() + x, "i")(x),
         "captured": lambda x: pmap(lambda x: lax.psum(x, "i") * table[index(), 1], "i")(x),
         "a captured key": lambda x: pmap(lambda x: x + drawn(), "i")(x),
+        "a counter": lambda x: pmap(lambda c: lax.psum(c.low, "i"), "i")(Counter(x)),
         "captured on a device": lambda x: pmap(lambda x: x + there.sum(), "i")(x),
     }
 
