@@ -1,4 +1,4 @@
-"""Removal of the imports and definitions that nothing in a migrated file uses any more."""
+"""Removal of imports, definitions and aliases that a migrated file has no use for any more."""
 
 import ast
 import os
@@ -12,6 +12,7 @@ from jax_dist.migrate.renames import is_vendored
 # Calls without effects, whose results a migration may leave unread.
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
 _PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "numpy.array")
+_PURE += ("jax.device_count", "jax.local_device_count")
 
 
 def tidy(before: Module, after: Module) -> bytes:
@@ -25,7 +26,30 @@ def tidy(before: Module, after: Module) -> bytes:
             unused = [x for x in names if _is_read(before, x) and not _is_read(after, x)]
             edits += _import_edits(after, statement, unused)
     edits += _unused_definitions(before, after)
+    edits += edits or _inline_alias(before, after)
     return apply_edits(after.source.code, edits)
+
+
+def _inline_alias(before: Module, after: Module) -> list[Edit]:
+    """Return the edits that remove one statement `x = y` that is new, and write y for x below."""
+    # For an x that is read once, in the same block, and a y that is not set between the two.
+    old = {*map(before.text, before.nodes(ast.Assign))}
+    for statement in after.nodes(ast.Assign):
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=value)):
+                reads = after.reads_of(statement.value, name)
+            case _:
+                continue
+        if after.text(statement) in old or len(reads) != 1 or after.value(reads[0]) is None:
+            continue
+        is_in_block = after.parent(after.statement(reads[0])) is after.parent(statement)
+        start, end = after.span(statement)[1], after.span(reads[0])[0]
+        lookup = after.scope(statement).lookup(value)
+        bindings = lookup[1] if lookup else ()
+        is_set = any(start < after.span(binding.node)[0] < end for binding in bindings)
+        if is_in_block and start < end and not is_set:
+            return [after.line_edit(statement), Edit(*after.span(reads[0]), value)]
+    return []
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:

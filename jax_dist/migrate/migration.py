@@ -27,6 +27,7 @@ class MigrationOptions:
     to: Target = "jax_dist"
     jax: Version | None = None  # the oldest jax that the code must run on; None: the newest
     lines: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)  # by path
+    drops_axis: bool = False  # of BatchNorm(axis_name="batch"), for plain jits alone
     # By path and line: other targets for the places that differed in a run.
     fallbacks: Mapping[str, Mapping[int, Fallback]] = dataclasses.field(default_factory=dict)
 
@@ -51,11 +52,16 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             migrated.append(FileMigration(path, b"", b"", problem=problem))
             continue
-        if any(word in data for word in _WORDS) or linter.likely(data, renames.CODES):
+        words = (*_WORDS, b"BatchNorm") if options.drops_axis else _WORDS
+        if any(word in data for word in words) or linter.likely(data, renames.CODES):
             result = migrate_text(path, data, options, project)
             if result is not None:
                 migrated.append(result)
         progress(number, len(paths))
+    # Batch norms over the mapped axis lose it if no function maps it any more: in a second pass.
+    forms = {place.form for file in migrated for place in file.places if place.is_mapped}
+    if forms == {"jit"} and not options.lines and not options.drops_axis:
+        return migrate(paths, dataclasses.replace(options, drops_axis=True))
     return [*migrated, *vendored.new_modules(migrated)]
 
 
@@ -155,6 +161,7 @@ class _File:
         """Return the places of names to change, such as `jax.pmap`, each with its fix if any."""
         if self._target in ("shard_map", "jit"):  # only of names that newer jax removed
             places = renames.places_of_rules(module, self._options.jax)
+            places += renames.axes_of_batch_norms(module) if self._options.drops_axis else []
         else:
             renaming = renames.Renaming(module, self._target, self._vendored_name)
             places = renaming.plan(self._options.jax)

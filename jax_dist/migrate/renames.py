@@ -18,6 +18,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
 from jax_dist.migrate.places import CannotMigrate, Place, PlannedPlace, Target
+from jax_dist.migrate.shard_map.text import remove_argument
 from jax_dist.migrate.verify.recording.calls import VENDORED
 
 # The rules whose safe fixes a migration makes too.
@@ -156,6 +157,22 @@ def plan_finding(finding: Finding) -> PlannedPlace:
     if fix is not None and (fix.safety is Safety.SAFE or finding.code in _JIT_OF_PMAP):
         return PlannedPlace(Place(*where, "done", text, reason), fix)
     return PlannedPlace(Place(*where, "left", text, reason, fix.title if fix else ""))
+
+
+def axes_of_batch_norms(module: Module) -> list[PlannedPlace]:
+    """Return each `BatchNorm(axis_name="batch")`, with the removal of the axis.
+
+    In plain jit, its statistics are those of the whole batch, for which pmap needed the axis.
+    """
+    places: list[PlannedPlace] = []
+    for call in module.nodes(ast.Call):
+        names = map(module.qualified_name, [call.func, *call.args[:1]])  # the second of a partial
+        if any(name and name.endswith(".BatchNorm") for name in names):
+            for keyword in (x for x in call.keywords if x.arg == "axis_name"):
+                place = Place.make(module, keyword, _codes.PMAP_CALL, form="jit")
+                fix = Fix("drop the axis", Safety.UNSAFE, (remove_argument(module, keyword),))
+                places.append(PlannedPlace(place, fix))
+    return places
 
 
 def replaced_names(module: Module, function: str, target: Target) -> tuple[str, ...]:

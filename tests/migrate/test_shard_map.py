@@ -157,6 +157,54 @@ def test_a_state_that_no_axis_maps_is_put_on_the_mesh_once():
     assert "late = jax.device_put" not in after  # not defined above
 
 
+def test_a_state_on_the_mesh_is_a_global_array_for_orbax():
+    name = "fully_replicated_host_local_array_to_global_array"
+    text = f"    # Orbax takes no arrays from pmap.\n    new = jax.tree.map(ocp.utils.{name}, w)\n"
+    text = f"import orbax.checkpoint as ocp\n{_HEAD}{_SHARED}{text}    ocp.save(path, new)\n"
+    after = golden.migrate(text, "shard_map").after.decode()
+
+    assert after.endswith("(sharded, x))\n    ocp.save(path, w)\n")
+
+
+_ITERATOR = """\
+def split(batch):
+    return jax.tree.map(lambda x: x.reshape((jax.device_count(), -1)), batch)
+
+
+def main(w, data, other):
+    f = jax.pmap(lambda w, x: jax.lax.pmean(w - x, "i"), "i")
+    w = jax_utils.replicate(w)
+    it = map(split, data)
+    for x in it:
+        w = f(w, x)
+"""
+
+
+def test_a_split_that_no_call_needs_is_removed():
+    after = golden.migrate(_HEAD + _ITERATOR, "shard_map").after.decode()
+
+    assert "def split(batch):\n    return batch\n" in after
+    assert "x = jax.make_array_from_process_local_data(sharded, x)\n        w = f(w, x)" in after
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("w = f(w, x)", "w = f(w, x)\n        print(x)"),
+        ("w = f(w, x)", "w = f(w, x)\n    w = f(w, other(next(it)))"),
+        ("w = f(w, x)", "w = f(w, x)\n    other(it)"),
+        ("w = f(w, x)", "w = f(w, x)\n    other(split(data))"),
+        ("    for", "    it = other or it\n    for"),
+    ],
+)
+def test_a_split_that_other_code_may_need_stays(old: str, new: str):
+    text = _HEAD + _ITERATOR.replace(old, new)
+    after = golden.migrate(text, "shard_map").after.decode()
+
+    assert "x.reshape((jax.device_count(), -1))" in after
+    assert "x = jax.tree.map(lambda x: x[0], x)" in after
+
+
 def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     text = _STEP.format(
         body='return w - jax.lax.pmean(jax.grad(loss)(w, x), "i")', more="", keys=""
@@ -462,3 +510,32 @@ def test_the_axis_of_a_partial_of_another_file_is_written_as_its_name(
 def test_every_program_has_both_targets():
     for folder in pathlib.Path(golden.__file__).parent.glob("golden/steps_*"):
         assert {path.stem for path in folder.glob("after_*.py")} >= {"after_shard_map", "after_jit"}
+
+
+_MODEL = """\
+import functools
+from flax import linen as nn
+
+norm = functools.partial(
+    nn.BatchNorm,
+    momentum=0.9,
+    axis_name="batch",
+)
+layer = functools.partial(nn.Dense, axis_name="batch")
+"""
+
+
+@pytest.mark.parametrize(("collective", "form"), [("pmean", "jit"), ("all_gather", "shard_map")])
+def test_batch_norms_lose_the_axis_if_all_steps_are_plain_jits(
+    tmp_path: pathlib.Path, collective: str, form: str
+):
+    model, train = tmp_path / "model.py", tmp_path / "train.py"
+    model.write_text(_MODEL)
+    body = f'return w - jax.lax.{collective}(x.mean(0), "i")'
+    train.write_text(_HEAD + _STEP.format(body=body, more="", keys=""))
+    files = migration.migrate([str(model), str(train)], MigrationOptions("jit"))
+
+    forms = [place.form for file in files for place in file.places if place.is_mapped]
+    changed = [file.after.decode() for file in files if file.path == str(model)]
+    without = _MODEL.replace('    axis_name="batch",\n', "", 1)
+    assert (forms, changed) == ([form], [without] if form == "jit" else [])

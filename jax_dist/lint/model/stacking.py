@@ -14,6 +14,7 @@ TREE_MAPS = frozenset(
 )
 REPLICATE = "flax.jax_utils.replicate"
 UNREPLICATE = "flax.jax_utils.unreplicate"
+HOST_LOCAL_TO_GLOBAL = "orbax.checkpoint.utils.fully_replicated_host_local_array_to_global_array"
 PREFETCH = "flax.jax_utils.prefetch_to_device"
 SHARD = "flax.training.common_utils.shard"
 SHARD_KEY = "flax.training.common_utils.shard_prng_key"
@@ -64,7 +65,7 @@ def read_stacking(module: Module, node: ast.expr) -> Stacking | None:
 
 _KIND_OF_RESULT = {
     "jax.device_put_replicated": Kind.REPLICATED,
-    "orbax.checkpoint.utils.fully_replicated_host_local_array_to_global_array": Kind.ONE,
+    HOST_LOCAL_TO_GLOBAL: Kind.ONE,
     REPLICATE: Kind.REPLICATED,
     UNREPLICATE: Kind.ONE,
     SHARD: Kind.SPLIT,

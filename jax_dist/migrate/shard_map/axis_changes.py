@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jax_dist.lint.model import pmaps, scopes, stacking
@@ -117,13 +116,12 @@ class AxisChanges:
         self, function: _Function, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
         """Return what a function does to the axis of its parameter `x`; None if unknown."""
-        # `def f(x): return x if n == 1 else replicate(x)` adds it: all branches have to return the
+        # `if n == 1: return x` and `return replicate(x)` add it: all results have to be of the
         # same parameter, and some may keep its axis.
         if depth >= _MAX_DEPTH:
             return None
         results = flow.results_of(function.node)
-        branches = [branch for result in results for branch in _branches(result)]
-        changes = [self._read_branch(function, x, depth, is_leaf=is_leaf) for x in branches]
+        changes = [self._read_branch(function, x, depth, is_leaf=is_leaf) for x in results]
         known = [change for change in changes if change is not None]
         kinds = {change.kind for change in known} - {None}  # None: a branch keeps the axis
         parameters = {change.operand for change in known}
@@ -175,11 +173,3 @@ def _read_method(node: ast.expr) -> AxisChange | None:
         case ast.Attribute(value=ast.Subscript(value=ast.Attribute() as shards), attr="data"):
             return AxisChange(None, shards.value) if shards.attr == "addressable_shards" else None
     return None
-
-
-def _branches(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield `a` and `c` of `a if b else c`, at any depth; of other expressions the whole."""
-    if isinstance(node, ast.IfExp):
-        yield from (*_branches(node.body), *_branches(node.orelse))
-    else:
-        yield node

@@ -13,6 +13,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.mappings import Pmapped
+from jax_dist.migrate.shard_map.split_iterators import SplitIterators
 from jax_dist.migrate.shard_map.variables import Definition, Variable, Variables
 
 _MAX_UNKNOWN_READS = 6  # that get a call each; with more, the axis stays
@@ -42,7 +43,7 @@ class Layouts:
         """Return the layout of a variable by its own definitions and uses alone."""
         kinds = {self._definition_kind(definition) for definition in variable.definitions}
         uses = [use.kind for use in variable.uses]
-        if kinds == {"shard"} and set(uses) <= {"argument"}:
+        if kinds in ({"shard"}, {"split"}) and set(uses) <= {"argument"}:
             return Layout.SHARDED  # a batch for mapped functions alone
         if kinds == {"result"} and set(uses) <= {"unreplicate", "metric"}:
             return Layout.REPLICATED  # a result such as a loss, of which one copy is read
@@ -90,6 +91,7 @@ class Layouts:
                 self._stack_arguments(mapped, call)
                 self._stack_targets(mapped, call)
         self._stack_unequal_elements()
+        self._stack_unequal_batches()
         return before != (self.of_variable, self.arguments, self.results)
 
     def layout_of(self, node: ast.expr) -> Layout:
@@ -177,6 +179,20 @@ class Layouts:
                     is_replicated = self._common_layout(elements) is Layout.REPLICATED
                     if len(elements) > 1 and not is_replicated:
                         self.of_variable[variable] = Layout.STACKED
+
+    def _stack_unequal_batches(self) -> None:
+        """Make the batches of split iterators STACKED unless all of them are SHARDED."""
+        variables = {part.node: x for x in self._variables.all for part in x.definitions}
+        for iterators in self._variables.split_iterators:
+            if not self.drops_split(iterators):
+                batches = filter(None, map(variables.get, iterators.batches))
+                self.of_variable |= dict.fromkeys(batches, Layout.STACKED)
+
+    def drops_split(self, iterators: SplitIterators) -> bool:
+        """Return whether all batches of iterators are SHARDED, so that the program splits none."""
+        items = self.of_variable.items()
+        layouts = {part.node: layout for x, layout in items for part in x.definitions}
+        return all(layouts.get(batch) is Layout.SHARDED for batch in iterators.batches)
 
 
 def _takes(node: ast.AST, variable: Variable) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -133,7 +133,7 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
         if call is not None:
             calls.add(call)
             continue
-        reads = _find_reads(module, handle)
+        reads = find_reads(module, handle)
         if reads is None:
             line = module.source.position(module.span(handle)[0]).line
             by_hand = f"Call it in this file only; line {line} hands it on."
@@ -145,13 +145,13 @@ def _calls_of(module: Module, site: Site) -> list[ast.Call]:
     raise CannotMigrate("its calls are not in this file", by_hand)
 
 
-def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+def find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     """Return what reads the mapped function that an expression `handle` hands on, if known."""
     # For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`;
     # for `return handle` in `def make`, those of `step` in `step = make()`.
     match module.parent(handle):
-        case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
-            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
+            return [*pmaps.reads_of(module, handle)]
         case ast.Return() | ast.Tuple():
             return _reads_of_results(module, handle)
         case ast.Call() as call:
@@ -159,20 +159,6 @@ def _find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.keyword() as keyword:
             return _reads_of_parameter(module, handle, module.parent(keyword))
     return None
-
-
-def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
-    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`."""
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    fields = [target for target in targets if isinstance(target, ast.Attribute)]
-    class_names = {x.attr: getattr(module.class_of_self(x), "name", "") for x in fields}
-    for read in module.nodes(ast.Attribute):
-        if read.attr in class_names and isinstance(read.value, ast.Name):
-            value = module.value(read.value)  # of `trainer`: `Trainer(...)`
-            class_name = scopes.last_name(value.func) if isinstance(value, ast.Call) else ""
-            is_instance = bool(class_name) and class_name == class_names[read.attr]
-            if is_instance and isinstance(read.ctx, ast.Load):
-                yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:

@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from jax_dist.lint.findings import Edit
+from jax_dist.lint.model import stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.review import is_read
 from jax_dist.migrate.shard_map import flow
@@ -60,53 +60,53 @@ class Placements:
         name = self._writer.import_name("jax.make_array_from_process_local_data", at)
         return NewCall(name, [self._plan.sharded(at, mapped), operand])
 
-    def edit_calls(self, mapped: Pmapped) -> None:
-        """Place the arguments of all calls of a mapped function on its mesh."""
+    def edit_call(self, mapped: Pmapped, call: ast.Call) -> None:
+        """Place the arguments of a call of a mapped function on its mesh."""
         # If it returns one replicated array, `unreplicate(f(x))` or `f(x)[0]` becomes `f(x)`.
         is_tuple = mapped.tuple_length is not None
         is_replicated = self._layouts.results[mapped, 0] is Layout.REPLICATED
-        self._put_shared_states(mapped)
-        for call in mapped.calls:
-            self._edit_arguments(mapped, call)
-            outer: Any = self._module.parent(call)
-            change = self._changes.find_unreplicate(outer)
-            if change is not None and change.operand is call and is_replicated and not is_tuple:
-                self._edit_unreplicate(Use("unreplicate", outer, call, to_host=change.to_host))
+        self._edit_arguments(mapped, call)
+        outer: Any = self._module.parent(call)
+        change = self._changes.find_unreplicate(outer)
+        if change is not None and change.operand is call and is_replicated and not is_tuple:
+            self._edit_unreplicate(Use("unreplicate", outer, call, to_host=change.to_host))
 
     def _edit_arguments(self, mapped: Pmapped, call: ast.Call) -> None:
         """Edit `step(state, batch=b)` to `step(state, make_array_from_...(sharded, b))`."""
         nodes = mapped.arguments(call)
-        old_texts = [self._module.text(node) for node in nodes]
+        old_texts = [*map(self._writer.text, nodes)]
         new = [self._make_argument(mapped, *item, call) for item in enumerate(nodes)]
         if new != old_texts or call.keywords:
-            function = self._module.text(call.func)
-            text = self._writer.render(NewCall(function, new), call)
-            # Only what is behind the function is replaced: other edits may be inside of that.
-            (_, start), (_, end) = self._module.span(call.func), self._module.span(call)
-            self._writer.edits.append(Edit(start, end, text.removeprefix(function)))
+            self._writer.replace_arguments(call, new)
 
-    def _put_shared_states(self, mapped: Pmapped) -> None:
+    def put_shared_states(self, mapped: Pmapped) -> None:
         """Insert `state = device_put(state, ...)` above pmap for a state with `in_axes` None."""
         # Only for `state = step(state)`, where the function around defines `state` further above.
         module, at = self._module, mapped.site.node
         (start, _), bindings = module.span(at), module.scope(at).bindings.items()
         above = {n for n, bound in bindings for b in bound if module.span(b.node)[0] < start}
-        names: list[str] = []
+        states: dict[str, Variable | None] = {}
         for call in mapped.calls:
             if module.scope(call) is module.scope(at):
                 new = {module.text(target) for target, _ in self._variables.find_targets(call)}
-                texts = zip(map(module.text, mapped.arguments(call)), mapped.in_axes, strict=True)
-                names += [text for text, axis in texts if axis is None and text in new & above]
-        for name in dict.fromkeys(names):
+                for node, axis in zip(mapped.arguments(call), mapped.in_axes, strict=True):
+                    if axis is None and module.text(node) in new & above:
+                        states[module.text(node)] = self._variables.find(node)
+        for name, variable in states.items():
             put, column = self._put_replicated(at, mapped, name), len(self._writer.indent(at))
             self._writer.insert_above(at, [self._writer.assignment(name, put, column)])
+            for use in variable.uses if variable else ():
+                names = (x for x in ast.walk(use.node) if isinstance(x, ast.Name | ast.Attribute))
+                if stacking.HOST_LOCAL_TO_GLOBAL in map(module.qualified_name, names):
+                    self._writer.remove_comment_above(use.node)
+                    self._edit_unreplicate(use)  # it is a global array already
 
     def _make_argument(
         self, mapped: Pmapped, position: int, argument: ast.expr, call: ast.Call
     ) -> Expression:
         """Return an argument as the new program passes it: `x`, or `place(x)`."""
         # If the variable `x` has no other use, insert a statement `x = place(x)` above instead.
-        text, placed = self._module.text(argument), self._put(mapped, position, argument)
+        text, placed = self._writer.text(argument), self._put(mapped, position, argument)
         if not isinstance(placed, NewCall) or not self._can_be_rebound(argument, call):
             return placed or text
         column = len(self._writer.indent(argument))
@@ -118,10 +118,12 @@ class Placements:
         # If the argument is a call such as `shard(x)` or `replicate(x)`, which gave `x` the device
         # axis that pmap needed, the code places `x` itself.
         variable, change = self._variables.find(argument), self._changes.find(argument)
-        is_placed = variable is not None and self._is_placed_at_definition(variable)
+        is_placed = argument in self._plan.mapped_by_call  # the result of another mapped function
+        if variable is not None and self._is_placed_at_definition(variable):
+            is_placed = True
         if is_placed or not mapped.is_mapped(position):
             return None
-        operand = self._module.text(argument if change is None else change.operand)
+        operand = self._writer.text(argument if change is None else change.operand)
         is_plain_jit = mapped in self._plan.plain_jits
         if is_plain_jit and change is not None and change.kind is Kind.KEYS:  # `split(x, n)`
             return operand  # jit itself puts a key on all devices
@@ -132,7 +134,7 @@ class Placements:
             case Layout.SHARDED:
                 return self._put_sharded(argument, mapped, operand)
             case Layout.STACKED:  # `[devices, rows, ...]`; jit gets `[devices * rows, ...]`
-                text = self._module.text(argument)
+                text = self._writer.text(argument)
                 if is_plain_jit:
                     text = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {text})"
                 return self._put_sharded(argument, mapped, text)
@@ -155,13 +157,16 @@ class Placements:
         # A STACKED one, `[devices, ...]` as for pmap, only if calls that shard it by shard_map are
         # its only uses, and its definitions are expressions, which a new call can be put around.
         layout = self._layouts.of_variable[variable]
-        if layout is not Layout.STACKED or "result" in variable.kinds():
+        is_readable = all(is_read(definition.node) for definition in variable.definitions)
+        if layout is Layout.SHARDED:
+            return is_readable  # the target of a loop is not
+        if layout is Layout.REPLICATED or "result" in variable.kinds():
             return True
         for use in variable.uses:
             mapped = use.mapped_call and self._plan.mapped_by_call[use.mapped_call]
             if not mapped or mapped in self._plan.plain_jits or not mapped.is_mapped(use.position):
                 return False
-        return all(is_read(definition.node) for definition in variable.definitions)
+        return is_readable
 
     def edit_variables(self) -> None:
         """Write the edits of all definitions and reads of variables."""
@@ -183,6 +188,14 @@ class Placements:
                     self._edit_use(use, is_donated=is_donated)
             if layouts[variable] is not Layout.STACKED:
                 self.touched |= {part.node for part in parts}
+
+    def edit_split_iterators(self) -> None:
+        """Remove `reshape((n, -1))` and `prefetch_to_device` of batches that calls now shard."""
+        for iterators in filter(self._layouts.drops_split, self._variables.split_iterators):
+            self._writer.remove_comment_above(iterators.split)
+            self._writer.replace_around(iterators.split, iterators.operand)
+            for prefetch in iterators.prefetches:
+                self._edit_unreplicate(Use("unreplicate", prefetch, prefetch.args[0]))
 
     def _is_donated(self, variable: Variable) -> bool:
         """Return whether a mapped call may delete the arrays of a variable, by donate_argnums."""
@@ -209,7 +222,7 @@ class Placements:
                 self._writer.helpers[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped)
                 self._writer.wrap(node, NewCall("unstacked", [HOLE, sharding]))
-            case Layout.SHARDED, "shard":
+            case Layout.SHARDED, _ if self._is_placed_at_definition(variable):
                 self._edit_sharded(mapped, node, definition.operand)
             case Layout.STACKED, _ if is_read(node):
                 is_made_here = kind == "keys" or "result" not in variable.kinds()

@@ -19,7 +19,7 @@ from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import MigrationPlan
-from jax_dist.migrate.shard_map.text import Writer
+from jax_dist.migrate.shard_map.text import Writer, remove_argument
 from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
@@ -72,8 +72,12 @@ def _write_edits(plan: MigrationPlan) -> Placements:
     function_writer, placements = FunctionWriter(plan), Placements(plan)
     for mapped in plan.mapped_functions:
         function_writer.write(mapped)  # the call or decorator of pmap
-        placements.edit_calls(mapped)  # `step(state, batch)`
+        placements.put_shared_states(mapped)
     placements.edit_variables()  # `state = replicate(state)`, and what reads it
+    # Calls such as `step(state, batch)`: those inside of others first, as these end before them.
+    for call in sorted(plan.mapped_by_call, key=lambda call: plan.module.span(call)[1]):
+        placements.edit_call(plan.mapped_by_call[call], call)
+    placements.edit_split_iterators()  # `map(shard, dataset)`
     plan.writer.define_meshes()
     return placements
 
@@ -174,12 +178,13 @@ def _drop_axis_uses(plan: MigrationPlan) -> None:
     """Edit `pmean(x, axis)` and the like of jitted steps to `x`; remove `x = pmean(x, axis)`."""
     for uses in plan.plain_jits.values():
         for keyword in uses.keywords:
-            plan.writer.remove_argument(keyword)
+            plan.writer.edits.append(remove_argument(plan.module, keyword))
         for call, operand in uses.operands.items():
             statement = plan.module.parent(call)
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             # Compared as `unparse` writes them, for `a, b = pmean((a, b), axis)`.
             if [*map(ast.unparse, targets)] == [ast.unparse(operand)]:
+                plan.writer.remove_comment_above(statement)
                 plan.writer.remove(statement)
             else:
                 plan.writer.replace_around(call, operand)

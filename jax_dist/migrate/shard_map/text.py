@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.lint.findings import Edit
+from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 
 Expression: TypeAlias = "str | NewCall"
@@ -18,6 +18,8 @@ _OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | a
 _MESH = "jax.sharding.Mesh"
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 HOLE = "\0"  # the argument that is existing text, which the call is put around
+_COMMENT = re.compile(rb"(?:^[ \t]*#.*\n)+\Z", re.MULTILINE)  # lines of it, at the end of code
+_OF_PMAP = re.compile(rb"pmap|replicat|reshape", re.IGNORECASE)
 _HANG = "    "  # indents the arguments of a call on lines of their own
 
 
@@ -72,6 +74,22 @@ class Writer:
         """Put text in the place of a node."""
         self.edits.append(Edit(*self.module.span(node), text))
 
+    def text(self, node: Any) -> str:
+        """Return the text of a node with the edits that are made inside of it so far."""
+        start, end = self.module.span(node)
+        inside = [edit for edit in self.edits if start <= edit.start and edit.end <= end]
+        edits = [Edit(x.start - start, x.end - start, x.text) for x in dict.fromkeys(inside)]
+        return apply_edits(self.module.source.code[start:end], edits).decode()
+
+    def replace_arguments(self, call: ast.Call, arguments: Sequence[Expression]) -> None:
+        """Put other arguments, which have the edits inside of the old ones, into a call."""
+        function = self.module.text(call.func)
+        text = self.render(NewCall(function, arguments), call).removeprefix(function)
+        (_, start), (_, end) = self.module.span(call.func), self.module.span(call)
+        # What is in front of the arguments stays: other edits may be inside of the function.
+        self.edits = [edit for edit in self.edits if not start <= edit.start < end]
+        self.edits.append(Edit(start, end, text))
+
     def replace_around(self, node: Any, inner: Any, before: str = "", after: str = "") -> None:
         """Edit `unreplicate(x)` to `before x after`; other edits may change `inner`, the `x`."""
         (start, end), (inner_start, inner_end) = self.module.span(node), self.module.span(inner)
@@ -116,14 +134,12 @@ class Writer:
         else:
             self.edits.append(self.module.line_edit(statement))
 
-    def remove_argument(self, keyword: Any) -> None:
-        """Remove an argument by name, which is not the only one of its call, with its comma."""
-        call: Any = self.module.parent(keyword)
-        spans = sorted(map(self.module.span, [*call.args, *call.keywords]))
-        start, end = self.module.span(keyword)
-        index = spans.index((start, end))
-        edit = Edit(spans[index - 1][1], end, "") if index else Edit(start, spans[1][0], "")
-        self.edits.append(edit)
+    def remove_comment_above(self, node: ast.AST) -> None:
+        """Remove the comment above a node's statement if it speaks of what goes with pmap."""
+        line_start = self.module.line_edit(self.module.statement(node)).start
+        comment = _COMMENT.search(self.module.source.code[:line_start])
+        if comment and _OF_PMAP.search(comment[0]):
+            self.edits.append(Edit(comment.start(), line_start, ""))
 
     def insert_above(self, node: Any, lines: Sequence[str], *, first: bool = False) -> None:
         """Insert lines above the statement of a node and its comments, with its indentation."""
@@ -293,6 +309,17 @@ class Writer:
         text = f"({code.decode()})"  # so that lines of a decorator are one expression
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def remove_argument(module: Module, keyword: Any) -> Edit:
+    """Return the removal of an argument by name from a call, with its comma."""
+    call: Any = module.parent(keyword)
+    spans = sorted(map(module.span, [*call.args, *call.keywords]))
+    start, end = module.span(keyword)
+    index = spans.index((start, end))
+    if index == 0:
+        return Edit(start, spans[1][0] if spans[1:] else end, "")
+    return Edit(spans[index - 1][1], end, "")
 
 
 def indentation(line: str) -> str:

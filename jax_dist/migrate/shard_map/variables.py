@@ -16,11 +16,13 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map import flow
 from jax_dist.migrate.shard_map.axis_changes import AxisChanges
+from jax_dist.migrate.shard_map.split_iterators import find_split_iterators
 
 DefinitionKind: TypeAlias = Literal[
     "replicate",  # x = replicate(y): copies of one value
     "shard",  # x = shard(y): a batch, split by the number of devices
     "keys",  # x = split(key, n): one for each device
+    "split",  # for x in map(shard, data)
     "result",  # x = mapped_function(y)
     "unknown",
 ]
@@ -92,6 +94,8 @@ class Variables:
         # of which stands for a name in one function or for a field of one class; see `_key_of`.
         self._module, self._mapped_calls = module, frozenset(mapped_calls)
         self.changes: AxisChanges = changes
+        self.split_iterators = find_split_iterators(module)
+        self._split_batches = {x for iterator in self.split_iterators for x in iterator.batches}
         self._by_key: dict[Hashable, Variable] = {}
         # By the call in `a, b = replicate((a, b))`: the key of `a`, the first that it defines.
         self._key_of_call: dict[ast.AST, Hashable] = {}
@@ -278,7 +282,9 @@ class Variables:
             for result in results:  # `x = make()`, where `def make` is in this file
                 self._define(key, result, result)
         else:
-            definitions.append(Definition("unknown", value or node))
+            source = value or node
+            kind = "split" if source in self._split_batches else "unknown"
+            definitions.append(Definition(kind, source, value))
 
     def _strip_conversions(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
         """Return `x` of `jnp.asarray(x)` and other calls that keep the device axis of `x`."""

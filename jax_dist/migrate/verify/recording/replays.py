@@ -4,6 +4,7 @@ The bound for what may differ comes from the step itself: it runs on perturbed a
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ CALLS = 3  # how many calls of each place are replayed
 
 _PERTURBED = 2  # runs on perturbed arguments
 _FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
+_LEAST = 0.1  # of the median of all results: smaller ones may be rounding errors of these
 _RATIO = 1e-2  # a factor nearer than this to the number of devices counts as equal to it
 _RANDOM = "it gives something else for the whole batch, likely by its random numbers"
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
@@ -64,10 +66,11 @@ def replay(
         raise Difference(differences[0][0], reason)
     for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
         fewer = _call_on_fewer(devices[:count], step, options, tree, inputs)
-        triples = zip(results, fewer, bounds, strict=True)
-        if any(largest_difference(x, y) > bound for x, y, bound in triples):
-            text = f"it gives something else on {count} of {len(devices)} devices"
-            raise Difference(text, "it depends on the number of devices")
+        for leaf, x, y, bound in zip(old.results, results, fewer, bounds, strict=True):
+            if (difference := largest_difference(x, y)) > bound:
+                text = f"on {count} of {len(devices)} devices, result{leaf.path} differs by up to"
+                text += f" {difference:.3g}; {bound:.2g} is rounding"
+                raise Difference(text, "it depends on the number of devices")
     largest = map(largest_element, results)
     return epsilon, [bound / (x or 1.0) for x, bound in zip(largest, bounds, strict=True)]
 
@@ -81,10 +84,13 @@ def _rounding_bounds(
         for seed in range(1, _PERTURBED + 1)
     ]
     bounds: list[float] = []
+    sizes = [largest_element(result) for result in results if result.dtype.kind == "f"]
+    # Of a bias whose gradient is zero, rounding is all there is: it comes from larger numbers.
+    least = _LEAST * statistics.median(sizes or [0.0])
     for result, *changed in zip(results, *perturbed, strict=True):
         bound = max(largest_difference(result, other) for other in changed)
         if result.dtype.kind == "f":
-            bound = _FACTOR * (bound + epsilon * largest_element(result))
+            bound = _FACTOR * (bound + epsilon * max(largest_element(result), least))
         bounds.append(bound)
     return bounds
 

@@ -12,7 +12,9 @@ def _unpmap(tree):
 def _first_on_host(tree, as_numpy=True):
     def first(x):
         x = x[0]
-        return np.asarray(x) if as_numpy else x
+        if as_numpy:
+            return np.asarray(x)
+        return x
 
     return jax.tree_util.tree_map(first, tree)
 

@@ -1,0 +1,100 @@
+"""Iterators of batches that a file splits for pmap, such as `map(shard, dataset)`."""
+
+import ast
+from typing import Any, NamedTuple
+
+from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.shard_map import flow, mappings
+
+
+class SplitIterators(NamedTuple):
+    """The iterators whose batches one def of the file splits by the number of devices."""
+
+    split: ast.expr  # what the def returns for each array, such as `x.reshape((n, -1))`
+    operand: ast.expr  # its `x`
+    prefetches: list[ast.Call]  # `prefetch_to_device(it, 2)`
+    batches: list[ast.expr]  # `next(it)`, and the target `batch` of `for batch in it`
+
+
+def find_split_iterators(module: Module) -> list[SplitIterators]:
+    """Return the iterators `map(split, dataset)` of each def `split` whose batches are all seen."""
+    # From `map`, they are followed through the names, parameters and results that hold them.
+    iterators: list[SplitIterators] = []
+    for function in module.nodes(ast.FunctionDef):
+        split = _find_split(module, function)
+        reads = functions.reads(module, function) if split is not None else None
+        calls: list[Any] = [module.parent(read) for read in reads or ()]
+        names = {module.builtin(getattr(call, "func", call)) for call in calls}
+        if split is not None and names == {"map"}:
+            iterators.append(SplitIterators(*split, [], []))
+            if not _find_batches(module, calls, iterators[-1]):
+                iterators.pop()
+    return iterators
+
+
+def _find_split(module: Module, function: scopes.Function) -> tuple[ast.expr, ast.expr] | None:
+    """Return `x.reshape((n, -1))`, and `x`, of a def that returns it for the arrays of a batch."""
+    # Also of one that returns `tree.map(f, batch)`, for a def `f` that is used only there.
+    match flow.results_of(function):
+        case [ast.Call(args=[ast.Name() as leaf, _]) as result] if (
+            module.qualified_name(result.func) in stacking.TREE_MAPS
+        ):
+            inner = pmaps.definition(module, leaf)
+            is_used_once = inner is not None and len(functions.reads(module, inner) or ()) == 1
+            return _find_split(module, inner) if inner is not None and is_used_once else None
+        case [result]:
+            change = stacking.read_stacking(module, result)
+            return (result, change.operand) if change and change.kind is Kind.SPLIT else None
+    return None
+
+
+def _find_batches(module: Module, handles: list[ast.expr], iterators: SplitIterators) -> bool:
+    """Add the prefetches and batches of the iterators that calls make; False if not all are seen.
+
+    `handles` are these calls, to which this adds all expressions with one of the iterators.
+    """
+    for handle in handles:
+        outer: Any = module.parent(handle)
+        name = module.builtin(outer.func) if isinstance(outer, ast.Call) else None
+        if isinstance(outer, ast.Call) and module.qualified_name(outer.func) == stacking.PREFETCH:
+            iterators.prefetches.append(outer)
+            handles.append(outer)
+        elif name == "next":
+            iterators.batches.append(outer)
+        elif isinstance(outer, ast.For) or name in ("enumerate", "zip"):
+            target = _loop_target(module, outer, handle)
+            if target is None:
+                return False
+            iterators.batches.append(target)
+        else:
+            reads = mappings.find_reads(module, handle)
+            if reads is None:
+                return False
+            handles += [read for read in reads if read not in handles]
+    return bool(iterators.batches) and _are_only_these(module, handles)
+
+
+def _are_only_these(module: Module, handles: list[ast.expr]) -> bool:
+    """Return whether what reads or returns these values can have no other value."""
+    values: set[Any] = {*handles}
+    for handle in handles:
+        if isinstance(module.parent(handle), ast.Return):
+            values.update(flow.find_calls_returning(module, handle)[0])
+            function: Any = module.function(handle)
+            if not values.issuperset(flow.results_of(function)):
+                return False
+    names = [handle for handle in handles if isinstance(handle, ast.Name)]
+    bindings = [binding for name in names for binding in module.reaching(name) or ()]
+    return all(binding.kind == "parameter" or binding.value in values for binding in bindings)
+
+
+def _loop_target(module: Module, outer: Any, handle: ast.expr) -> ast.Name | None:
+    """Return `x` of `for x in it`, or of `for i, x in enumerate(it)` or `zip(_, it)`; else None."""
+    if isinstance(outer, ast.For):
+        return outer.target if isinstance(outer.target, ast.Name) else None
+    loop: Any = module.parent(outer)
+    position = outer.args.index(handle) + (module.builtin(outer.func) == "enumerate")
+    target = functions.part_of(getattr(loop, "target", loop), (position,))
+    return target if isinstance(target, ast.Name) else None
