@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from jax_dist.lint.findings import Edit, Fix, apply_edits
 from jax_dist.lint.model import sources
@@ -48,19 +48,17 @@ def add_block(source: Source, text: str) -> Source:
     return source.edit(apply_edits(source.code, [edit]))
 
 
-def remove_names(
-    module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
-) -> list[Edit]:
-    """Return the edits that remove some names, `gone`, and their commas from an import.
+def remove_items(module: Module, items: Sequence[ast.AST], gone: Collection[ast.AST]) -> list[Edit]:
+    """Return the edits that remove some items of a row, but not all, and their commas.
 
     Without `b` and `d`, `import a, b, c, d` is `import a, c`: "b, " and ", d" are removed.
     """
-    spans = [module.span(alias) for alias in statement.names]
-    last_kept = max(index for index, alias in enumerate(statement.names) if alias not in gone)
+    spans = [module.span(item) for item in items]
+    last_kept = max((n for n, item in enumerate(items) if item not in gone), default=0)
     edits = [
         Edit(spans[index][0], spans[index + 1][0], "")
-        for index, alias in enumerate(statement.names[:last_kept])
-        if alias in gone
+        for index, item in enumerate(items[:last_kept])
+        if item in gone
     ]
     start, end = spans[last_kept][1], spans[-1][1]
     return [*edits, Edit(start, end, "")] if start < end else edits

@@ -5,9 +5,8 @@ import os
 from collections.abc import Iterator
 
 from jax_dist.lint.findings import Edit, apply_edits
-from jax_dist.lint.model.semantic_model import KNOWN, Module
-from jax_dist.lint.new_imports import remove_names
-from jax_dist.migrate.renames import is_vendored
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.new_imports import remove_items
 
 # Calls without effects, whose results a migration may leave unread.
 _PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
@@ -22,8 +21,7 @@ def tidy(before: Module, after: Module) -> bytes:
     edits: list[Edit] = []
     for statement in after.tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            names = [x for x in statement.names if not _is_of_project(statement, x)]
-            unused = [x for x in names if _is_read(before, x) and not _is_read(after, x)]
+            unused = [x for x in statement.names if _is_read(before, x) and not _is_read(after, x)]
             edits += _import_edits(after, statement, unused)
     edits += _unused_definitions(before, after)
     edits += edits or _inline_alias(before, after)
@@ -34,21 +32,16 @@ def _inline_alias(before: Module, after: Module) -> list[Edit]:
     """Return the edits that remove one statement `x = y` that is new, and write y for x below."""
     # For an x that is read once, in the same block, and a y that is not set between the two.
     old = {*map(before.text, before.nodes(ast.Assign))}
-    for statement in after.nodes(ast.Assign):
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=value)):
-                reads = after.reads_of(statement.value, name)
-            case _:
-                continue
-        if after.text(statement) in old or len(reads) != 1 or after.value(reads[0]) is None:
+    for alias in after.nodes(ast.Assign):
+        source, name = alias.value, getattr(alias.targets[0], "id", "")
+        reads = after.reads_of(source, name) if after.text(alias) not in old else ()
+        if not isinstance(source, ast.Name) or [*map(after.value, reads)] != [source]:
             continue
-        is_in_block = after.parent(after.statement(reads[0])) is after.parent(statement)
-        start, end = after.span(statement)[1], after.span(reads[0])[0]
-        lookup = after.scope(statement).lookup(value)
-        bindings = lookup[1] if lookup else ()
+        block, start, end = after.parent(alias), after.span(alias)[0], after.span(reads[0])[0]
+        _, bindings = after.scope(alias).lookup(source.id) or (None, [])
         is_set = any(start < after.span(binding.node)[0] < end for binding in bindings)
-        if is_in_block and start < end and not is_set:
-            return [after.line_edit(statement), Edit(*after.span(reads[0]), value)]
+        if start < end and not is_set and after.parent(after.statement(reads[0])) is block:
+            return [after.line_edit(alias), Edit(*after.span(reads[0]), source.id)]
     return []
 
 
@@ -97,14 +90,6 @@ def _has_no_effects(module: Module, statement: ast.stmt) -> bool:
     return False
 
 
-def _is_of_project(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> bool:
-    """Return whether an import runs a file of the project, which may have effects."""
-    if isinstance(statement, ast.Import):
-        return alias.name.partition(".")[0] not in KNOWN
-    home = "." * statement.level + (statement.module or "")
-    return home.partition(".")[0] not in KNOWN and not is_vendored(f"{home}.{alias.name}")
-
-
 def _is_read(module: Module, alias: ast.alias) -> bool:
     """Return whether code reads an imported name."""
     name, scope = alias.asname or alias.name.partition(".")[0], module.scopes.module
@@ -122,7 +107,7 @@ def _import_edits(
     if not unused or "#" in module.text(statement) + after:
         return []
     if len(unused) < len(statement.names):
-        return remove_names(module, statement, unused)
+        return remove_items(module, statement.names, unused)
     if before.strip() or after.strip():  # it shares its line with another statement
         return []
     edit, code = module.line_edit(statement), module.source.code

@@ -18,7 +18,6 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
 from jax_dist.migrate.places import CannotMigrate, Place, PlannedPlace, Target
-from jax_dist.migrate.shard_map.text import remove_argument
 from jax_dist.migrate.verify.recording.calls import VENDORED
 
 # The rules whose safe fixes a migration makes too.
@@ -59,8 +58,7 @@ class Renaming:
         module, reference = self._module, site.reference
         # Python 3.11 knows no positions in an f-string.
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
-            by_hand = "Take it out of the string, then migrate again."
-            error = CannotMigrate("pmap is inside an f-string", by_hand)
+            error = CannotMigrate("pmap is inside an f-string", "Take it out of the string.")
             return PlannedPlace.leave(module, reference, error)
         fix = self._fix_reference(reference)
         remark = "an alias, which changes where it is defined" if fix is None else ""
@@ -73,8 +71,7 @@ class Renaming:
         if isinstance(reference, ast.Attribute):
             dotted = f"{module.qualified_name(reference.value)}.{reference.attr}"
             return self._rename(reference, "pmap") if dotted in old_names else None
-        name = getattr(reference, "id", "")
-        _, bindings = module.scope(reference).lookup(name) or (None, [])
+        _, bindings = module.scope(reference).lookup(getattr(reference, "id", "")) or (None, [])
         if len(bindings) == 1 and module.absolute(bindings[0].target) in old_names:
             return self._fix_import(bindings[0].node)
         return None
@@ -91,7 +88,7 @@ class Renaming:
         if len(statement.names) == 1:
             edit = Edit(*self._module.span(statement), new_import)
             return Fix(title, Safety.SAFE, (edit,))
-        edits = new_imports.remove_names(self._module, statement, [alias])
+        edits = new_imports.remove_items(self._module, statement.names, [alias])
         return Fix(title, Safety.SAFE, tuple(edits), (new_import,))
 
     def _plan_device_puts(self) -> Iterator[PlannedPlace]:
@@ -169,10 +166,16 @@ def axes_of_batch_norms(module: Module) -> list[PlannedPlace]:
         names = map(module.qualified_name, [call.func, *call.args[:1]])  # the second of a partial
         if any(name and name.endswith(".BatchNorm") for name in names):
             for keyword in (x for x in call.keywords if x.arg == "axis_name"):
+                fix = Fix("drop the axis", Safety.UNSAFE, tuple(remove_argument(module, keyword)))
                 place = Place.make(module, keyword, _codes.PMAP_CALL, form="jit")
-                fix = Fix("drop the axis", Safety.UNSAFE, (remove_argument(module, keyword),))
                 places.append(PlannedPlace(place, fix))
     return places
+
+
+def remove_argument(module: Module, keyword: ast.keyword) -> list[Edit]:
+    """Return the edits that remove an argument by name, one of several, from its call."""
+    call: Any = module.parent(keyword)
+    return new_imports.remove_items(module, [*call.args, *call.keywords], [keyword])
 
 
 def replaced_names(module: Module, function: str, target: Target) -> tuple[str, ...]:

@@ -5,9 +5,7 @@ each: `__ran__("a.py", 12, state)`, which notes the line and returns it. Lines k
 """
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -15,8 +13,7 @@ from jax_dist.lint.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import FileMigration
 
-_PMAP = re.compile(r"\bpmap(ped|'d)?\b")
-_TRIPLE_QUOTES = ('"""', "'''", 'r"""')
+_ON_PMAP = re.compile(r"#.*\bpmap(ped|'d)?\b")
 
 # By line: the bytes [start, end) of the reads of changed values on it.
 ChangedReads: TypeAlias = Mapping[int, Sequence[tuple[int, int]]]
@@ -66,11 +63,8 @@ def mark(file: FileMigration, path: str) -> bytes:
 
 
 def comments_on_pmap(file: FileMigration) -> Iterator[Line]:
-    """Yield the comments, and the lines of docstrings, that speak of pmap in a new text."""
-    if file.is_new or not file.path.endswith(".py"):
-        return
-    for token in tokenize.tokenize(io.BytesIO(file.after).readline):
-        if token.type == tokenize.COMMENT or token.string.startswith(_TRIPLE_QUOTES):
-            for line, text in enumerate(token.string.splitlines(), token.start[0]):
-                if _PMAP.search(text):
-                    yield Line(file.path, line, text.strip())
+    """Yield the lines of a new text with a comment that speaks of pmap."""
+    lines = file.after.decode("utf-8", "replace").splitlines() if file.path.endswith(".py") else ()
+    for number, text in enumerate(lines, 1):
+        if not file.is_new and _ON_PMAP.search(text):
+            yield Line(file.path, number, text.strip())

@@ -59,5 +59,4 @@ def _package_by_imports(module: Module, folder: str) -> str:
     bindings = (b for scope in scopes for same_name in scope.bindings.values() for b in same_name)
     # Without "", as which a relative import would name the folder /.
     roots = {b.target.partition(".")[0] for b in bindings if b.target} - {*KNOWN, ""}
-    folders = (x for x in sources.folders_above(folder) if os.path.basename(x) in roots)
-    return next(folders, "")
+    return next((x for x in sources.folders_above(folder) if os.path.basename(x) in roots), "")

@@ -490,23 +490,6 @@ def test_a_function_on_one_line_gets_a_body():
     assert "def f(x):\n    x = jax.tree.map(lambda x: x[0], x)  # of this device\n" in after
 
 
-def test_the_axis_of_a_partial_of_another_file_is_written_as_its_name(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "constants.py").write_text(
-        'import functools\nimport jax\n\nAXIS = "i"\n'
-        "pmap = functools.partial(jax.pmap, axis_name=AXIS, donate_argnums=(0,))\n"
-    )
-    (tmp_path / "a.py").write_text("import constants\n\nf = constants.pmap(abs)\nprint(f(xs))\n")
-    files = migration.migrate(["a.py", "constants.py"], MigrationOptions(to="shard_map"))
-    after = files[0].after.decode()
-
-    assert "Mesh(jax.devices(), (constants.AXIS,))" in after
-    assert "in_specs=P(constants.AXIS)," in after
-    assert "donate_argnums=(0,)," in after
-
-
 def test_every_program_has_both_targets():
     for folder in pathlib.Path(golden.__file__).parent.glob("golden/steps_*"):
         assert {path.stem for path in folder.glob("after_*.py")} >= {"after_shard_map", "after_jit"}

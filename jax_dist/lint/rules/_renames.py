@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from jax_dist.lint.model.semantic_model import once
-from jax_dist.lint.new_imports import remove_names
+from jax_dist.lint.new_imports import remove_items
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
 
@@ -200,7 +200,7 @@ def _import_edits(
         return [Edit(start, end, f"\n{indent}".join(lines))]
     if leaving:
         edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))
-        edits += remove_names(module, statement, leaving)
+        edits += remove_items(module, statement.names, leaving)
     return edits
 
 

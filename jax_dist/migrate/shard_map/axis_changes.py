@@ -116,8 +116,7 @@ class AxisChanges:
         self, function: _Function, depth: int, *, is_leaf: bool = False
     ) -> AxisChange | None:
         """Return what a function does to the axis of its parameter `x`; None if unknown."""
-        # `if n == 1: return x` and `return replicate(x)` add it: all results have to be of the
-        # same parameter, and some may keep its axis.
+        # All results have to be of one parameter; some may keep its axis: `if n == 1: return x`.
         if depth >= _MAX_DEPTH:
             return None
         results = flow.results_of(function.node)

@@ -18,8 +18,7 @@ def arguments_of(call: ast.Call) -> list[ast.expr]:
 def called_function(module: Module, node: ast.AST) -> ast.FunctionDef | None:
     """Return the def `f` of this file for a call `f(x)`; None if it is elsewhere or unknown."""
     function = pmaps.definition(module, node.func) if isinstance(node, ast.Call) else None
-    is_def = isinstance(function, ast.FunctionDef)
-    return function if is_def and module.holds(function) else None
+    return function if isinstance(function, ast.FunctionDef) and module.holds(function) else None
 
 
 def find_all_calls(module: Module, function: Any) -> list[ast.Call] | None:
@@ -73,9 +72,8 @@ def parameter_of(module: Module, argument: ast.expr, call: Any) -> ast.arg | Non
 
 def find_calls_returning(module: Module, node: ast.expr) -> tuple[list[ast.Call], int | None]:
     """Return the calls that return the value of an expression, and its index in their tuple."""
-    # For the `x` of `return n, x` in `def f`, these are all calls `f()` and the index 1; for
-    # `return x` the index is None. `([], None)` if `x` is not returned, or if other files may call
-    # `f`.
+    # For `x` of `return n, x` in `def f`, these are all calls `f()` and 1; for `return x` the index
+    # is None. `([], None)` if `x` is not returned, or if other files may call `f`.
     statement, index = module.parent(node), None
     if isinstance(statement, ast.Tuple) and isinstance(module.parent(statement), ast.Return):
         index, statement = statement.elts.index(node), module.parent(statement)

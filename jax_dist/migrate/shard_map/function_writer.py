@@ -66,8 +66,7 @@ class FunctionWriter:
         static = names[: len(mapped.static_argnums)]
         if names == (*static, *arrays):
             names, arrays = [*static, self._arrays], [self._arrays]
-            partial = self._writer.import_name("functools.partial", at)
-            function = NewCall(partial, [fun, *static])
+            function = NewCall(self._writer.import_name("functools.partial", at), [fun, *static])
         else:
             fun = f"({fun})" if fun.startswith("lambda") else fun
             function = NewCall(f"lambda {', '.join(arrays)}: {fun}", names)

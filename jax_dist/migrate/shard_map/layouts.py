@@ -57,8 +57,7 @@ class Layouts:
 
     def _definition_kind(self, definition: Definition) -> str:
         """Return the kind of a definition, such as "result" for `x = step(y)`."""
-        # It is "replicate" also for `pmap(optimizer.init)(replicate(y))`: as all devices hold the
-        # same argument, they compute the same result.
+        # It is "replicate" also for `pmap(init)(replicate(y))`: equal arguments give equal results.
         call = definition.mapped_call
         for mapped in self._mapped_functions:
             if call is not None and call in mapped.calls:

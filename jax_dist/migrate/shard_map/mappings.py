@@ -61,8 +61,7 @@ class Pmapped:
     def arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return the arguments of a call, in the order of the parameters."""
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
-        rest = self.parameters[len(call.args) :]
-        return [*call.args, *(by_name[name] for name in rest)]
+        return [*call.args, *(by_name[name] for name in self.parameters[len(call.args) :])]
 
 
 def read_mapped_function(module: Module, site: Site) -> Pmapped:
@@ -71,8 +70,7 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     if site.unknown:
         raise CannotMigrate(f"its arguments are given by {site.unknown}", "Write them out first.")
     if unknown := sorted({*options} - _OPTIONS):
-        by_hand = f"Leave {unknown[0]} out, or map by hand."
-        raise CannotMigrate(f"{unknown[0]} has no counterpart", by_hand)
+        raise CannotMigrate(f"{unknown[0]} has no counterpart", f"Leave {unknown[0]} out.")
     calls = _calls_of(module, site)
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
     parameters, keyword_only = _parameters(module, site, function, calls)
@@ -84,12 +82,11 @@ def read_mapped_function(module: Module, site: Site) -> Pmapped:
     out_axes = _literal(options.get("out_axes"), 0)
     axes = out_axes if isinstance(out_axes, tuple) else (out_axes,)
     if any(axis not in (0, None) for axis in axes):
-        by_hand = "Transpose the results by hand."
-        raise CannotMigrate("out_axes places the mapped axis elsewhere", by_hand)
+        raise CannotMigrate("out_axes places the mapped axis elsewhere", "Transpose the results.")
     tuple_length = _tuple_length(module, function, calls)  # None: one result, and no tuple
     is_none = lambda node: isinstance(node, ast.Constant) and node.value is None
     nodes = {name: node for name, node in options.items() if not is_none(node)}
-    option_texts = {name: _option_text(module, site, node) for name, node in nodes.items()}
+    option_texts = {name: _option_text(module, node) for name, node in nodes.items()}
     return Pmapped(
         site, option_texts, calls, parameters, in_axes, static, keyword_only, tuple_length, out_axes
     )
@@ -99,25 +96,19 @@ def _static_argnums(module: Module, site: Site) -> tuple[int, ...]:
     """Return static_broadcasted_argnums. Raises CannotMigrate if computed, or for a method."""
     numbers: Any = _literal(site.arguments.get("static_broadcasted_argnums"), ())
     if numbers is _COMPUTED:
-        by_hand = "Write its numbers, then migrate again."
-        raise CannotMigrate("static_broadcasted_argnums is computed", by_hand)
+        raise CannotMigrate("static_broadcasted_argnums is computed", "Write its numbers out.")
     static = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     if static and site.form != "call":
         is_method = isinstance(module.parent(site.fun), ast.ClassDef)
         if is_method or site.fun.decorator_list[0] is not site.node:
-            by_hand = "Map the function below it instead."
-            raise CannotMigrate("a decorator has static arguments", by_hand)
+            raise CannotMigrate("a decorator has static arguments", "Map the function below it.")
     return static
 
 
-def _option_text(module: Module, site: Site, node: ast.expr) -> str:
-    """Return how to write an argument of pmap in this file, also one given in another file."""
-    # `pmap = partial(jax.pmap, axis_name=AXIS)` of constants.py is `constants.pmap` here: AXIS is
-    # `constants.AXIS`. Raises CannotMigrate for other expressions that are no literal.
+def _option_text(module: Module, node: ast.expr) -> str:
+    """Return the code of an argument of pmap. Raises CannotMigrate if other files compute it."""
     if module.holds(node):
         return module.text(node)
-    if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
-        return f"{module.text(site.reference.value)}.{node.id}"
     if _literal(node, None) is _COMPUTED:
         raise CannotMigrate("its arguments are given in another file", "Write them out here.")
     return ast.unparse(node)
@@ -206,8 +197,7 @@ def _parameters(module: Module, site: Site, function: Any, calls: list[ast.Call]
         names = names[filled:]
     passed = {_passed_parameters(call, names) for call in calls}
     if len(passed) != 1:
-        by_hand = "Give the same arguments in each call."
-        raise CannotMigrate("its calls give different arguments", by_hand)
+        raise CannotMigrate("its calls give different arguments", "Give the same in each call.")
     return passed.pop()
 
 

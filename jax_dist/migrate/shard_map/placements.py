@@ -115,8 +115,7 @@ class Placements:
 
     def _put(self, mapped: Pmapped, position: int, argument: ast.expr) -> "Expression | None":
         """Return the code that places an argument on the mesh; None if it stays as it is."""
-        # If the argument is a call such as `shard(x)` or `replicate(x)`, which gave `x` the device
-        # axis that pmap needed, the code places `x` itself.
+        # Of `shard(x)` or `replicate(x)`, which gave `x` the axis that pmap needed, it places `x`.
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_placed = argument in self._plan.mapped_by_call  # the result of another mapped function
         if variable is not None and self._is_placed_at_definition(variable):
@@ -268,7 +267,7 @@ class Placements:
         if use.to_host:
             device_get = writer.import_name("jax.device_get", node)
             writer.replace_around(node, operand, f"{device_get}(", ")")
-        elif is_same_name and self._is_removable(statement):
+        elif is_same_name:
             writer.remove(statement)
         elif is_donated and len(names) == 1 and not is_same_name:
             tree_map = writer.import_name("jax.tree.map", node)
@@ -276,9 +275,3 @@ class Placements:
             writer.replace_around(node, operand, f"{tree_map}({copy}, ", ")")
         else:
             writer.replace_around(node, operand)
-
-    def _is_removable(self, statement: ast.AST) -> bool:
-        """Return whether a statement of a function is not the only one of its block."""
-        block: Any = self._module.parent(statement)
-        body = [] if isinstance(block, ast.Module) else block.body
-        return statement in body and len(body) > 1

@@ -19,7 +19,7 @@ from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Pmapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import MigrationPlan
-from jax_dist.migrate.shard_map.text import Writer, remove_argument
+from jax_dist.migrate.shard_map.text import Writer
 from jax_dist.migrate.shard_map.variables import Variable, Variables
 
 
@@ -178,7 +178,7 @@ def _drop_axis_uses(plan: MigrationPlan) -> None:
     """Edit `pmean(x, axis)` and the like of jitted steps to `x`; remove `x = pmean(x, axis)`."""
     for uses in plan.plain_jits.values():
         for keyword in uses.keywords:
-            plan.writer.edits.append(remove_argument(plan.module, keyword))
+            plan.writer.edits += renames.remove_argument(plan.module, keyword)
         for call, operand in uses.operands.items():
             statement = plan.module.parent(call)
             targets = statement.targets if isinstance(statement, ast.Assign) else []

@@ -26,8 +26,7 @@ def find_split_iterators(module: Module) -> list[SplitIterators]:
         split = _find_split(module, function)
         reads = functions.reads(module, function) if split is not None else None
         calls: list[Any] = [module.parent(read) for read in reads or ()]
-        names = {module.builtin(getattr(call, "func", call)) for call in calls}
-        if split is not None and names == {"map"}:
+        if split is not None and {_callee(module, call) for call in calls} == {"map"}:
             iterators.append(SplitIterators(*split, [], []))
             if not _find_batches(module, calls, iterators[-1]):
                 iterators.pop()
@@ -57,22 +56,18 @@ def _find_batches(module: Module, handles: list[ast.expr], iterators: SplitItera
     """
     for handle in handles:
         outer: Any = module.parent(handle)
-        name = module.builtin(outer.func) if isinstance(outer, ast.Call) else None
-        if isinstance(outer, ast.Call) and module.qualified_name(outer.func) == stacking.PREFETCH:
+        name = _callee(module, outer)
+        if name == stacking.PREFETCH:
             iterators.prefetches.append(outer)
             handles.append(outer)
         elif name == "next":
             iterators.batches.append(outer)
-        elif isinstance(outer, ast.For) or name in ("enumerate", "zip"):
-            target = _loop_target(module, outer, handle)
-            if target is None:
-                return False
+        elif (target := _loop_target(module, outer, handle)) is not None:
             iterators.batches.append(target)
-        else:
-            reads = mappings.find_reads(module, handle)
-            if reads is None:
-                return False
+        elif (reads := mappings.find_reads(module, handle)) is not None:
             handles += [read for read in reads if read not in handles]
+        else:
+            return False
     return bool(iterators.batches) and _are_only_these(module, handles)
 
 
@@ -92,9 +87,16 @@ def _are_only_these(module: Module, handles: list[ast.expr]) -> bool:
 
 def _loop_target(module: Module, outer: Any, handle: ast.expr) -> ast.Name | None:
     """Return `x` of `for x in it`, or of `for i, x in enumerate(it)` or `zip(_, it)`; else None."""
-    if isinstance(outer, ast.For):
-        return outer.target if isinstance(outer.target, ast.Name) else None
-    loop: Any = module.parent(outer)
-    position = outer.args.index(handle) + (module.builtin(outer.func) == "enumerate")
-    target = functions.part_of(getattr(loop, "target", loop), (position,))
+    loop, path = outer, ()
+    if (name := _callee(module, outer)) in ("enumerate", "zip"):
+        loop, path = module.parent(outer), (outer.args.index(handle) + (name == "enumerate"),)
+    target = loop.target if isinstance(loop, ast.For) else None
+    target = functions.part_of(target, path) if target and path else target
     return target if isinstance(target, ast.Name) else None
+
+
+def _callee(module: Module, node: Any) -> str | None:
+    """Return the name of the function that a call calls, such as "zip"; None for other nodes."""
+    if not isinstance(node, ast.Call):
+        return None
+    return module.builtin(node.func) or module.qualified_name(node.func)

@@ -83,12 +83,15 @@ class Writer:
 
     def replace_arguments(self, call: ast.Call, arguments: Sequence[Expression]) -> None:
         """Put other arguments, which have the edits inside of the old ones, into a call."""
-        function = self.module.text(call.func)
-        text = self.render(NewCall(function, arguments), call).removeprefix(function)
+        before, after = self.module.margins(call)
+        # Of `pmap(f)(x)`, `pmap(f)` may be several lines by now: `(x)` stands behind the last.
+        _, is_broken, function = self.text(call.func).rpartition("\n")
+        used = len(after if is_broken else before + after)
+        text = self._format(NewCall(function, arguments), indentation(before), used)
         (_, start), (_, end) = self.module.span(call.func), self.module.span(call)
         # What is in front of the arguments stays: other edits may be inside of the function.
         self.edits = [edit for edit in self.edits if not start <= edit.start < end]
-        self.edits.append(Edit(start, end, text))
+        self.edits.append(Edit(start, end, text.removeprefix(function)))
 
     def replace_around(self, node: Any, inner: Any, before: str = "", after: str = "") -> None:
         """Edit `unreplicate(x)` to `before x after`; other edits may change `inner`, the `x`."""
@@ -103,8 +106,11 @@ class Writer:
         """Edit a node to a new call, in which the code of `inner` takes the place of HOLE."""
         # `device_put(HOLE, s)` edits `replicate(x)` to `device_put(x, s)`, if `inner` is the `x`.
         inner = inner or node
-        filler = re.sub(".", HOLE, self.module.text(inner))  # has the size of the code
-        call = NewCall(call.name, [filler if x == HOLE else x for x in call.arguments])
+        code = self.module.text(inner)
+        filler = re.sub(".", HOLE, code)  # has the size of the code
+        is_bare = isinstance(inner, ast.Tuple) and not code.startswith("(")  # `return a, b`
+        hole = f"({filler})" if is_bare else filler
+        call = NewCall(call.name, [hole if x == HOLE else x for x in call.arguments])
         before, _ = self.module.margins(node)  # what is in front of it on its line
         indent = indentation(before)
         start, _, end = self._format(call, indent, used=len(before)).partition(filler)
@@ -128,8 +134,9 @@ class Writer:
             self._indents.append(Edit(offset + min(shift, 0), offset, " " * shift))
 
     def remove(self, statement: Any) -> None:
-        """Remove a statement with its line; one that shares its line becomes `pass`."""
-        if any(map(str.strip, self.module.margins(statement))):
+        """Remove a statement; one that shares its line, or is alone in a block, becomes `pass`."""
+        blocks = [value for _, value in ast.iter_fields(self.module.parent(statement))]
+        if [statement] in blocks or any(map(str.strip, self.module.margins(statement))):
             self.replace(statement, "pass")
         else:
             self.edits.append(self.module.line_edit(statement))
@@ -201,14 +208,6 @@ class Writer:
     def render(self, expression: Expression, replaced: Any) -> str:
         """Return the text that replaces a node: in rows if the call is too wide for its line."""
         before, after = self.module.margins(replaced)
-        callee = self.module.span(getattr(replaced, "func", replaced))
-        texts = (edit.text for edit in self.edits if (edit.start, edit.end) == callee)
-        _, is_broken, last = next(texts, "").rpartition("\n")
-        if isinstance(expression, NewCall) and is_broken:
-            # Of `pmap(f)(x)`, `pmap(f)` is several lines by now, and `(x)` stands behind the last.
-            call = dataclasses.replace(expression, name=last)
-            text = self._format(call, indentation(before), used=len(after))
-            return expression.name + text.removeprefix(last)
         return self._format(expression, indentation(before), used=len(before + after))
 
     def assignment(self, target: str, value: Expression, column: int) -> str:
@@ -309,17 +308,6 @@ class Writer:
         text = f"({code.decode()})"  # so that lines of a decorator are one expression
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         return [token.string for token in tokens if token.type == tokenize.COMMENT]
-
-
-def remove_argument(module: Module, keyword: Any) -> Edit:
-    """Return the removal of an argument by name from a call, with its comma."""
-    call: Any = module.parent(keyword)
-    spans = sorted(map(module.span, [*call.args, *call.keywords]))
-    start, end = module.span(keyword)
-    index = spans.index((start, end))
-    if index == 0:
-        return Edit(start, spans[1][0] if spans[1:] else end, "")
-    return Edit(spans[index - 1][1], end, "")
 
 
 def indentation(line: str) -> str:

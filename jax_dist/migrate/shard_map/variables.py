@@ -282,7 +282,7 @@ class Variables:
             for result in results:  # `x = make()`, where `def make` is in this file
                 self._define(key, result, result)
         else:
-            source = value or node
+            source = value if value and index is None else node
             kind = "split" if source in self._split_batches else "unknown"
             definitions.append(Definition(kind, source, value))
 

@@ -314,8 +314,7 @@ def _output_problems(before: Run, after: Run, *, may_round: bool) -> Iterator[st
 def _mask(line: str) -> str:
     """Return a line of output with "*" for what changes from run to run, as times and addresses."""
     line = _CHANGING.sub("*", line)
-    is_about_time = _TIMED.search(line)
-    return _NUMBER.sub("*", line) if is_about_time else line
+    return _NUMBER.sub("*", line) if _TIMED.search(line) else line
 
 
 def _is_about(old: str, new: str) -> bool:

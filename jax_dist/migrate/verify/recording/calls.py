@@ -4,10 +4,8 @@ import collections
 import functools
 import inspect
 import os
-import re
 import sys
 import time
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -127,22 +125,12 @@ class Recorder:
             text, reason = difference.args
         except Exception as error:  # noqa: BLE001 - any of the program's own
             text = f"it fails on its own: {type(error).__name__}: {error}"[:300]
-            reason = self._explain_unbound_axis(error)
+            uses_axis = "unbound axis name" in text
+            reason = "other code uses its axis, as batch norm with axis_name" if uses_axis else ""
         else:
             return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
         recorded.__dict__["jit_options"] = None  # it will not stay a jit: replay no more
         return {"text": text, "reason": reason}
-
-    def _explain_unbound_axis(self, error: Exception) -> str:
-        """Return which line of the program uses the axis of pmap in a step without it, or ""."""
-        axis = re.search(r"unbound axis name: (\w+)", str(error))
-        frames = traceback.extract_tb(error.__traceback__)
-        places = [(os.path.realpath(frame.filename), frame.lineno) for frame in frames]
-        lines = [f"{p[len(self._tree) + 1 :]}:{n}" for p, n in places if p.startswith(self._tree)]
-        if axis is None or not lines:
-            return ""
-        use = f"uses its axis, as batch norm with axis_name={axis[1]!r}"
-        return f"{lines[-1]} {use}; for jit, remove axis_name there"
 
     def _open_writer(self) -> RecordWriter:
         """Return the writer of this process; the first time, read the old program's calls too."""

@@ -100,8 +100,7 @@ class RecordWriter:
         device_count = jax.local_device_count()
         is_divisible = array.size % device_count == 0
         part_digests = _digests(array.reshape(device_count, -1) if is_divisible else [array])
-        has_few_rows = array.ndim > 0 and len(array) <= device_count
-        rows = _digests(array) if has_few_rows else []
+        rows = _digests(array) if array.ndim > 0 and len(array) <= device_count else []
         are_rows_equal = len(rows) > 1 and len(set(rows)) == 1
         value = array[0] if are_rows_equal else array  # `_load` repeats the row
         if value.nbytes > _MOST_BYTES and not keep_all:
