@@ -93,11 +93,14 @@ def silence(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def progress(stream: TextIO, text: str, *, is_quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a text on a terminal while the block runs; yield a function that replaces it."""
+    """Show a text and the time on a terminal while the block runs; yield what replaces the text."""
     if is_quiet or not stream.isatty():
         yield lambda text: None
         return
-    from rich.console import Console  # only here: most runs have no terminal
+    from rich import console  # only here: most runs have no terminal
+    from rich import progress as bars
 
-    with Console(file=stream).status(text) as status:
-        yield status.update
+    columns = bars.SpinnerColumn(), bars.TextColumn("{task.description}"), bars.TimeElapsedColumn()
+    with bars.Progress(*columns, console=console.Console(file=stream), transient=True) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda text: bar.update(task, description=text)

@@ -1,4 +1,4 @@
-"""Removal of imports, definitions and aliases that a migrated file has no use for any more."""
+"""Removal of the imports and definitions that nothing in a migrated file uses any more."""
 
 import ast
 import os
@@ -24,25 +24,7 @@ def tidy(before: Module, after: Module) -> bytes:
             unused = [x for x in statement.names if _is_read(before, x) and not _is_read(after, x)]
             edits += _import_edits(after, statement, unused)
     edits += _unused_definitions(before, after)
-    edits += edits or _inline_alias(before, after)
     return apply_edits(after.source.code, edits)
-
-
-def _inline_alias(before: Module, after: Module) -> list[Edit]:
-    """Return the edits that remove one statement `x = y` that is new, and write y for x below."""
-    # For an x that is read once, in the same block, and a y that is not set between the two.
-    old = {*map(before.text, before.nodes(ast.Assign))}
-    for alias in after.nodes(ast.Assign):
-        source, name = alias.value, getattr(alias.targets[0], "id", "")
-        reads = after.reads_of(source, name) if after.text(alias) not in old else ()
-        if not isinstance(source, ast.Name) or [*map(after.value, reads)] != [source]:
-            continue
-        block, start, end = after.parent(alias), after.span(alias)[0], after.span(reads[0])[0]
-        _, bindings = after.scope(alias).lookup(source.id) or (None, [])
-        is_set = any(start < after.span(binding.node)[0] < end for binding in bindings)
-        if start < end and not is_set and after.parent(after.statement(reads[0])) is block:
-            return [after.line_edit(alias), Edit(*after.span(reads[0]), source.id)]
-    return []
 
 
 def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:

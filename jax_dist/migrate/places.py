@@ -69,13 +69,12 @@ class FileMigration:
         return FileMigration(self.path, self.before, self.before, self.places, problem)
 
 
+@dataclasses.dataclass(eq=False)
 class CannotMigrate(Exception):
-    """Raised where a use of pmap cannot be migrated; `by_hand` says what the user can do."""
+    """Raised where a use of pmap cannot be migrated."""
 
-    def __init__(self, reason: str, by_hand: str = ""):
-        super().__init__(reason, by_hand)
-        self.reason: str = reason  # the same words each time: reports group places by it
-        self.by_hand: str = by_hand
+    reason: str  # the same words each time: reports group places by it
+    by_hand: str = ""  # what the user can do
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ class MigrationReport:
     def count_places(self) -> str:
         """Return the numbers of places: "3 places done (2 jit, 1 shard_map), 0 left."."""
         forms = collections.Counter(place.form for place in self.done if place.form)
-        texts = [f"{count} {form}" for form, count in sorted(forms.items())]
-        by_form = f" ({', '.join(texts)})" if forms.keys() - {"jax_dist", "vendored"} else ""
+        texts = ", ".join(f"{count} {form}" for form, count in sorted(forms.items()))
+        by_form = f" ({texts})" if forms.keys() - {self.to} else ""
         return f"{counted(len(self.done), 'place')} done{by_form}, {len(self.left)} left."
 
     def group_by_reason(self, places: Sequence[Place]) -> list[list[Place]]:

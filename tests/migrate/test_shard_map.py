@@ -163,7 +163,21 @@ def test_a_state_on_the_mesh_is_a_global_array_for_orbax():
     text = f"import orbax.checkpoint as ocp\n{_HEAD}{_SHARED}{text}    ocp.save(path, new)\n"
     after = golden.migrate(text, "shard_map").after.decode()
 
-    assert after.endswith("(sharded, x))\n    ocp.save(path, w)\n")
+    assert after.endswith("(sharded, x))\n    new = w\n    ocp.save(path, new)\n")
+
+
+@pytest.mark.parametrize("place", ["w = jax_utils.replicate(w)", "print(w)"])
+def test_a_state_of_a_checkpoint_goes_by_way_of_the_host(place: str):
+    """Several processes cannot put an array on one mesh that is committed to a device."""
+    text = (
+        _SHARED if "print" in place else _SHARED.replace(", in_axes=(None, 0), out_axes=None", "")
+    )
+    text = text.replace(
+        ":\n", f":\n    w = checkpoints.restore_checkpoint(path, w)\n    {place}\n", 1
+    )
+    after = golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+    assert "    w = jax.device_put(jax.device_get(w), NamedSharding(mesh, P()))\n" in after
 
 
 _ITERATOR = """\

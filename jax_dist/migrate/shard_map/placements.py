@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from jax_dist.lint.model import stacking
+from jax_dist.lint.model import scopes, stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.review import is_read
 from jax_dist.migrate.shard_map import flow
@@ -50,8 +50,16 @@ class Placements:
         self.touched: set[ast.AST] = set()
         self._replaced: set[ast.AST] = set()
 
-    def _put_replicated(self, at: ast.expr, mapped: Pmapped, operand: str) -> NewCall:
+    def _put_replicated(
+        self, at: ast.expr, mapped: Pmapped, operand: str, source: ast.expr | None
+    ) -> NewCall:
         """Return `jax.device_put(operand, NamedSharding(mesh, P()))`."""
+        # Several processes can put no array on one mesh that is committed to a device, as those of
+        # a checkpoint are. So one that is restored goes by way of the host.
+        _, bindings = self._module.scope(at).lookup(getattr(source, "id", "")) or (None, [])
+        calls = [x.value for x in bindings if isinstance(x.value, ast.Call)]
+        if any("restore" in scopes.last_name(call.func) for call in calls):
+            operand = f"{self._writer.import_name('jax.device_get', at)}({operand})"
         sharding = self._plan.replicated(at, mapped)
         return NewCall(self._writer.import_name("jax.device_put", at), [operand, sharding])
 
@@ -85,15 +93,16 @@ class Placements:
         module, at = self._module, mapped.site.node
         (start, _), bindings = module.span(at), module.scope(at).bindings.items()
         above = {n for n, bound in bindings for b in bound if module.span(b.node)[0] < start}
-        states: dict[str, Variable | None] = {}
+        states: dict[str, ast.expr] = {}
         for call in mapped.calls:
             if module.scope(call) is module.scope(at):
                 new = {module.text(target) for target, _ in self._variables.find_targets(call)}
                 for node, axis in zip(mapped.arguments(call), mapped.in_axes, strict=True):
                     if axis is None and module.text(node) in new & above:
-                        states[module.text(node)] = self._variables.find(node)
-        for name, variable in states.items():
-            put, column = self._put_replicated(at, mapped, name), len(self._writer.indent(at))
+                        states[module.text(node)] = node
+        for name, node in states.items():
+            variable, column = self._variables.find(node), len(self._writer.indent(at))
+            put = self._put_replicated(at, mapped, name, node)
             self._writer.insert_above(at, [self._writer.assignment(name, put, column)])
             for use in variable.uses if variable else ():
                 names = (x for x in ast.walk(use.node) if isinstance(x, ast.Name | ast.Attribute))
@@ -129,7 +138,9 @@ class Placements:
         match self._layouts.arguments[mapped, position]:
             case Layout.REPLICATED:
                 # Variables are placed where they are defined, the items of a tuple one by one.
-                return None if change is None else self._put_replicated(argument, mapped, operand)
+                if change is None:
+                    return None
+                return self._put_replicated(argument, mapped, operand, change.operand)
             case Layout.SHARDED:
                 return self._put_sharded(argument, mapped, operand)
             case Layout.STACKED:  # `[devices, rows, ...]`; jit gets `[devices * rows, ...]`
@@ -212,7 +223,8 @@ class Placements:
         match layout, kind:
             case Layout.REPLICATED, "replicate":
                 self._replaced.add(node)
-                call = self._put_replicated(node, mapped, HOLE)  # HOLE: where `w` goes
+                # HOLE: where `w` goes
+                call = self._put_replicated(node, mapped, HOLE, definition.operand)
                 self._writer.wrap(node, call, definition.operand)
             case Layout.REPLICATED, "keys":
                 self._edit_unreplicate(Use("unreplicate", node, definition.operand))

@@ -110,7 +110,7 @@ class Writer:
         filler = re.sub(".", HOLE, code)  # has the size of the code
         is_bare = isinstance(inner, ast.Tuple) and not code.startswith("(")  # `return a, b`
         hole = f"({filler})" if is_bare else filler
-        call = NewCall(call.name, [hole if x == HOLE else x for x in call.arguments])
+        call = NewCall(call.name, [str(x).replace(HOLE, hole) for x in call.arguments])
         before, _ = self.module.margins(node)  # what is in front of it on its line
         indent = indentation(before)
         start, _, end = self._format(call, indent, used=len(before)).partition(filler)

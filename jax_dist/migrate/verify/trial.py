@@ -82,9 +82,10 @@ def verify(
             return files, first
         files = again({(by_path[path].path, line): x for (path, line), x in fallbacks.items()})
         second = compare_with(files, "running it again, without what differs")
+    error = f": {first.problems[-1].strip()}" if first.problems else ""  # of the program
     for old, new in zip(first.verdicts, second.verdicts, strict=True):
         if old.difference:
-            new.earlier = f"as {forms[old.path, old.line]}: {old.difference}"
+            new.earlier = f"as {forms[old.path, old.line]}: {old.difference}{error}"
     seconds = [*first.seconds, second.seconds[1]]
     return files, dataclasses.replace(second, seconds=seconds)
 
