@@ -163,7 +163,7 @@ class _Migrate:
             raise
         if verification.has_differences:
             self._complain("the program differs, so nothing is written")
-            files = [file.revert() for file in files if not file.is_new]
+            files = [dataclasses.replace(x, after=x.before) for x in files if not x.is_new]
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
@@ -214,7 +214,7 @@ class _Migrate:
                 problem = self._write(file)
             if problem:
                 failed_paths.add(os.path.abspath(file.path))
-                file = file.revert(problem)
+                file = dataclasses.replace(file, after=file.before, problem=problem)
             written.append(file)
         return sorted(written, key=lambda file: file.is_new)
 

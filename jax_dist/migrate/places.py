@@ -64,10 +64,6 @@ class FileMigration:
     def changed(self) -> bool:
         return self.before != self.after
 
-    def revert(self, problem: str = "") -> "FileMigration":
-        """Return the result for a file that is not written after all, for the reason `problem`."""
-        return FileMigration(self.path, self.before, self.before, self.places, problem)
-
 
 @dataclasses.dataclass(eq=False)
 class CannotMigrate(Exception):

@@ -104,8 +104,7 @@ def nodes_of(module: Module, mapped: Pmapped) -> list[ast.AST]:
 
 def why_it_differs(module: Module, mapped: Pmapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
-    nodes = [node for node in nodes_of(module, mapped) if module.holds(node)]
-    text = "\n".join(module.text(node) for node in nodes if isinstance(node, ast.stmt))
+    text = "\n".join(map(module.text, filter(module.holds, nodes_of(module, mapped))))
     is_batch_norm = re.search(r"\b(batch_stats|BatchNorm|batch_norm)\b", text)
     cause = ", likely by batch norm" if is_batch_norm else ""
     return f"it gives something else for the whole batch{cause}"

@@ -152,11 +152,9 @@ class Layouts:
                 continue
             elements = flow.elements_of(self._module, argument)
             for variable in filter(None, map(self._variables.find, elements)):
-                layout = self.of_variable[variable]
-                if mapped.in_axes[position] is None:
-                    must_stack = layout is Layout.REPLICATED and "replicate" in variable.kinds()
-                else:
-                    must_stack = layout is not self.arguments[mapped, position]
+                must_stack = self.of_variable[variable] is not self.arguments[mapped, position]
+                if mapped.in_axes[position] is None:  # for which the argument is REPLICATED
+                    must_stack = not must_stack and "replicate" in variable.kinds()
                 if must_stack:
                     self.of_variable[variable] = Layout.STACKED
 
@@ -196,14 +194,13 @@ class Layouts:
 
 def _takes(node: ast.AST, variable: Variable) -> bool:
     """Return whether an expression is `f(x)` or `x.f(...)` for a variable `x`."""
-    if not isinstance(node, ast.Call):
-        return False
-    operands = [*node.args, getattr(node.func, "value", None)]
+    is_call = isinstance(node, ast.Call)
+    operands = [*node.args, getattr(node.func, "value", None)] if is_call else []
     return any(use.node in operands for use in variable.uses)
 
 
 def _may_be_tuple(variable: Variable) -> bool:
     """Return whether a read is `x[0]`, as of a tuple; in `x["w"][0]`, the 0 is of an array."""
-    items = [use for use in variable.uses if isinstance(use.node, ast.Subscript)]
-    reads = [use for use in items if use.kind == "unreplicate"]
-    return any(not isinstance(use.operand, ast.Subscript) for use in reads)
+    firsts = [x for x in variable.uses if x.kind == "unreplicate"]
+    items = [x.operand for x in firsts if isinstance(x.node, ast.Subscript)]
+    return not all(isinstance(operand, ast.Subscript) for operand in items)

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -141,8 +141,8 @@ def find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     # For `step = handle`, the reads of `step`; for `f(handle)`, those of the parameter in `def f`;
     # for `return handle` in `def make`, those of `step` in `step = make()`.
     match module.parent(handle):
-        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle)]
+        case (ast.Assign(value=value) | ast.AnnAssign(value=value)) as parent if value is handle:
+            return [*pmaps.reads_of(module, handle), *_reads_of_instances(module, parent)]
         case ast.Return() | ast.Tuple():
             return _reads_of_results(module, handle)
         case ast.Call() as call:
@@ -150,6 +150,18 @@ def find_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.keyword() as keyword:
             return _reads_of_parameter(module, handle, module.parent(keyword))
     return None
+
+
+def _reads_of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield the reads `trainer.step` for an assignment `self.step = ...` in `class Trainer`."""
+    targets = [x for x in ast.walk(assignment) if isinstance(getattr(x, "ctx", None), ast.Store)]
+    fields = [target for target in targets if isinstance(target, ast.Attribute)]
+    class_names = {x.attr: getattr(module.class_of_self(x), "name", "") for x in fields}
+    for read in module.nodes(ast.Attribute):
+        made = module.value(read.value) if isinstance(read.ctx, ast.Load) else None
+        name = scopes.last_name(made.func) if isinstance(made, ast.Call) else ""
+        if name and name == class_names.get(read.attr):
+            yield read
 
 
 def _reads_of_results(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:

@@ -138,9 +138,7 @@ class Placements:
         match self._layouts.arguments[mapped, position]:
             case Layout.REPLICATED:
                 # Variables are placed where they are defined, the items of a tuple one by one.
-                if change is None:
-                    return None
-                return self._put_replicated(argument, mapped, operand, change.operand)
+                return change and self._put_replicated(argument, mapped, operand, change.operand)
             case Layout.SHARDED:
                 return self._put_sharded(argument, mapped, operand)
             case Layout.STACKED:  # `[devices, rows, ...]`; jit gets `[devices * rows, ...]`
@@ -223,7 +221,6 @@ class Placements:
         match layout, kind:
             case Layout.REPLICATED, "replicate":
                 self._replaced.add(node)
-                # HOLE: where `w` goes
                 call = self._put_replicated(node, mapped, HOLE, definition.operand)
                 self._writer.wrap(node, call, definition.operand)
             case Layout.REPLICATED, "keys":

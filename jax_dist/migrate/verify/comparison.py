@@ -237,10 +237,9 @@ class _ProcessComparison:
         It is what the replay of the step at `place` showed, and more if the call's arguments
         deviate by more than those of the replay were perturbed.
         """
-        if self._tolerances.get(place):
-            tolerance = self._tolerances[place][index]
-        else:  # a step of shard_map is not replayed: the most that any replay showed
-            tolerance = max(itertools.chain(*self._tolerances.values()), default=0.0)
+        # A step of shard_map is not replayed: the most that any replay showed.
+        most = max(itertools.chain(*self._tolerances.values()), default=0.0)
+        tolerance = self._tolerances[place][index] if self._tolerances.get(place) else most
         if argument_deviation == 0:
             return tolerance
         scaled = tolerance * argument_deviation / self._perturbation
