@@ -47,7 +47,7 @@ _VERDICTS = {
     "rows of which the first became all copies": (
         _run([[1.0, 2.0], [3.0, 4.0]]),
         _run([1.0, 2.0], copies=[_ROW, _ROW]),
-        "same in 1 of 1 calls; result differs between devices, and only one is read",
+        "same in 1 of 1 calls; result differs between devices: is a psum missing?",
     ),
     "rows that were merged": (
         _run([[[1.0], [2.0]], [[3.0], [4.0]]]),

@@ -126,13 +126,13 @@ class Placements:
         """Return the code that places an argument on the mesh; None if it stays as it is."""
         # Of `shard(x)` or `replicate(x)`, which gave `x` the axis that pmap needed, it places `x`.
         variable, change = self._variables.find(argument), self._changes.find(argument)
-        is_placed = argument in self._plan.mapped_by_call  # the result of another mapped function
+        is_plain_jit = mapped in self._plan.plain_jits
+        is_placed = argument in self._plan.mapped_by_call and not is_plain_jit  # by that call
         if variable is not None and self._is_placed_at_definition(variable):
             is_placed = True
         if is_placed or not mapped.is_mapped(position):
             return None
         operand = self._writer.text(argument if change is None else change.operand)
-        is_plain_jit = mapped in self._plan.plain_jits
         if is_plain_jit and change is not None and change.kind is Kind.KEYS:  # `split(x, n)`
             return operand  # jit itself puts a key on all devices
         match self._layouts.arguments[mapped, position]:

@@ -59,8 +59,8 @@ class Verdict:
         else:
             text = f"same in {self.same} of {self.calls} calls"
             text += f", {self.replays} of them on 1, 2 and all devices" if self.replays else ""
-            if self.unreduced:  # as before: a psum or pmean may be missing
-                text += f"; {self.unreduced} differs between devices, and only one is read"
+            if self.unreduced:  # in the old program, too
+                text += f"; {self.unreduced} differs between devices: is a psum missing?"
         return text + (f" ({self.earlier})" if self.earlier else "")
 
 
