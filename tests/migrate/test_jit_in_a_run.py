@@ -152,7 +152,7 @@ _STEPS = {
     "axis_in_a_class": (  # the last: it raises an error as jit
         "return w - 0.1 * jax.lax.pmean((centre(w * x) ** 2).mean(0), 'i')",
         "shared",
-        "other code uses its axis, as batch norm with axis_name",
+        "other code uses its axis",
     ),
 }
 _KEYS = {

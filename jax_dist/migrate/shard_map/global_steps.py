@@ -104,9 +104,9 @@ def nodes_of(module: Module, mapped: Pmapped) -> list[ast.AST]:
 
 def why_it_differs(module: Module, mapped: Pmapped) -> str:
     """Return the likely reason why a step computes other numbers from the whole batch."""
-    text = "\n".join(map(module.text, filter(module.holds, nodes_of(module, mapped))))
-    is_batch_norm = re.search(r"\b(batch_stats|BatchNorm|batch_norm)\b", text)
-    cause = ", likely by batch norm" if is_batch_norm else ""
+    nodes = [x for x in nodes_of(module, mapped) if isinstance(x, ast.stmt) and module.holds(x)]
+    text = "\n".join(map(module.text, nodes))
+    cause = ", likely by batch norm" if re.search("batch_stats|BatchNorm|batch_norm", text) else ""
     return f"it gives something else for the whole batch{cause}"
 
 

@@ -30,9 +30,7 @@ spec = importlib.util.spec_from_file_location(
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 importlib.import_module(spec.name + ".start").start(**{settings!r})
 """
-_LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache"
-)
+_SKIPPED = shutil.ignore_patterns(".git", ".hg", "__pycache__", "venv", ".venv", ".tox", ".*_cache")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def run_recorded(
       recording: arguments of `Recorder`, for the run of a migrated program.
     """
     tree, records = work / "tree", work / "records"
-    shutil.copytree(root, tree, symlinks=True, ignore=_LEFT_OUT)
+    shutil.copytree(root, tree, symlinks=True, ignore=_SKIPPED)
     for path, text in texts.items():
         (tree / path).write_bytes(text)
     for folder in (records, work / "tmp"):

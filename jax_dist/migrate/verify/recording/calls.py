@@ -125,8 +125,7 @@ class Recorder:
             text, reason = difference.args
         except Exception as error:  # noqa: BLE001 - any of the program's own
             text = f"it fails on its own: {type(error).__name__}: {error}"[:300]
-            uses_axis = "unbound axis name" in text
-            reason = "other code uses its axis, as batch norm with axis_name" if uses_axis else ""
+            reason = "other code uses its axis" if "unbound axis name" in text else ""
         else:
             return {"text": "", "epsilon": epsilon, "tolerances": tolerances}
         recorded.__dict__["jit_options"] = None  # it will not stay a jit: replay no more

@@ -45,6 +45,8 @@ def replay(
     """
     import jax
 
+    if jax.process_count() > 1:
+        raise Difference("a plain jit is compared in one process only", "verify it in one process")
     if old is None or old.raised:
         raise Difference("pmap was not called at the same time", "")
     leaves, tree = jax.tree.flatten(arguments)
