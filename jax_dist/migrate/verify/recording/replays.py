@@ -189,7 +189,8 @@ def largest_difference(x: Any, y: Any) -> float:
     if x.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(x, y) else math.inf
     with np.errstate(invalid="ignore", over="ignore"):
-        x, y = x.astype(np.float64), y.astype(np.float64)
+        if not x.dtype == y.dtype == np.float32:  # the usual type, in half the time
+            x, y = x.astype(np.float64), y.astype(np.float64)
         difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
     return float(np.nan_to_num(difference, nan=math.inf).max(initial=0.0))
 
