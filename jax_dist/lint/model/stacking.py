@@ -36,6 +36,7 @@ class Stacking:
     kind: Kind  # of the result: SPLIT of `x.reshape((n, -1))`
     operand: ast.expr  # the `x`
     count: ast.expr | None = None  # the number of devices, where it is written
+    splits_rows: bool = True  # of SPLIT: it changes the first dimension alone
 
 
 def read_stacking(module: Module, node: ast.expr) -> Stacking | None:
@@ -80,10 +81,7 @@ def first_of_leaves(module: Module, call: ast.Call) -> ast.expr | None:
         return None
     function, tree = call.args
     parameter, result = _leaf_function(module, function)
-    match result:
-        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0)):
-            return tree if name == parameter else None
-    return None
+    return tree if result is not None and ast.unparse(result) == f"{parameter}[0]" else None
 
 
 def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
@@ -117,15 +115,12 @@ def _read_tree_map(module: Module, call: ast.Call) -> Stacking | None:
     if len(call.args) != 2:
         return None
     function, tree = call.args
-    if isinstance(function, ast.Name | ast.Attribute):
-        kind = _KIND_OF_RESULT.get(module.qualified_name(function) or "")
-        if kind is not None:
-            return Stacking(kind, tree)
+    if kind := _KIND_OF_RESULT.get(module.qualified_name(function) or ""):
+        return Stacking(kind, tree)
     parameter, result = _leaf_function(module, function)  # "x", and the node that is returned
     change = read_stacking(module, result) if parameter and result else None
-    operand = None if change is None else change.operand
-    is_parameter = isinstance(operand, ast.Name) and operand.id == parameter
-    return Stacking(change.kind, tree, change.count) if change and is_parameter else None
+    is_parameter = change is not None and getattr(change.operand, "id", "") == parameter
+    return dataclasses.replace(change, operand=tree) if change and is_parameter else None
 
 
 def _read_call_with_count(module: Module, call: ast.Call, name: str) -> Stacking | None:
@@ -150,13 +145,21 @@ def _read_call_with_count(module: Module, call: ast.Call, name: str) -> Stacking
         case "repeat" | "tile", [ast.Subscript(value=x, slice=ast.Constant(value=None)), n, *_]:
             return Stacking(Kind.REPLICATED, x, _first_size(module, n) or n)
         case "reshape", [x, shape]:
-            return Stacking(Kind.SPLIT, x, _first_size(module, shape))
+            return Stacking(Kind.SPLIT, x, _first_size(module, shape), _splits_rows(shape))
     match call.func, call.args:
-        case ast.Attribute(value=x, attr="reshape"), [shape]:  # `x.reshape((n, -1))`
-            return Stacking(Kind.SPLIT, x, _first_size(module, shape))
-        case ast.Attribute(value=x, attr="reshape"), [n, _, *_]:  # `x.reshape(n, -1)`
-            return Stacking(Kind.SPLIT, x, n)
+        case ast.Attribute(value=x, attr="reshape"), [first, *others]:
+            shape = ast.Tuple(call.args) if others else first  # `x.reshape(n, -1)`, or `((n, -1))`
+            return Stacking(Kind.SPLIT, x, _first_size(module, shape), _splits_rows(shape))
     return None
+
+
+def _splits_rows(shape: ast.expr) -> bool:
+    """Return whether a shape is `(n, -1)` or `(n, k) + rest`, but not `(n, k, -1) + rest`."""
+    head = shape.left if isinstance(shape, ast.BinOp) else shape
+    items = head.elts if isinstance(head, ast.Tuple | ast.List) else []
+    sizes = [x for x in items if not isinstance(x, ast.Starred)]
+    has_rest = head is not shape or len(sizes) < len(items)
+    return len(sizes) <= 2 if has_rest else "-1" not in map(ast.unparse, sizes[2:])
 
 
 def _argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
@@ -222,8 +225,7 @@ def counts_devices(
             return True
         is_len = isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1
         return is_len and lists_devices(module, node.args[0], seen)
-    values = module.values(node)
-    if values:
+    if values := module.values(node):
         return all(counts_devices(module, value, seen, by_name=by_name) for value in values)
     return by_name and _COUNT_NAME.fullmatch(scopes.last_name(node).lower()) is not None
 

@@ -79,7 +79,7 @@ class AxisChanges:
         `is_leaf`: of `f` in `tree.map(f, tree)`, where `x[0]` and methods of arrays count as well.
         """
         stacked = stacking.read_stacking(module, node)
-        if stacked is not None:
+        if stacked is not None and stacked.splits_rows:
             return AxisChange(stacked.kind, stacked.operand)
         name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
         if is_leaf and name is None:

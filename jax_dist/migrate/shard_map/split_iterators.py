@@ -27,9 +27,8 @@ def find_split_iterators(module: Module) -> list[SplitIterators]:
         reads = functions.reads(module, function) if split is not None else None
         calls: list[Any] = [module.parent(read) for read in reads or ()]
         if split is not None and {_callee(module, call) for call in calls} == {"map"}:
-            iterators.append(SplitIterators(*split, [], []))
-            if not _find_batches(module, calls, iterators[-1]):
-                iterators.pop()
+            new = SplitIterators(*split, [], [])
+            iterators += [new] if _find_batches(module, calls, new) else []
     return iterators
 
 
@@ -45,15 +44,14 @@ def _find_split(module: Module, function: scopes.Function) -> tuple[ast.expr, as
             return _find_split(module, inner) if inner is not None and is_used_once else None
         case [result]:
             change = stacking.read_stacking(module, result)
-            return (result, change.operand) if change and change.kind is Kind.SPLIT else None
+            if change is not None and change.kind is Kind.SPLIT and change.splits_rows:
+                return result, change.operand
     return None
 
 
 def _find_batches(module: Module, handles: list[ast.expr], iterators: SplitIterators) -> bool:
-    """Add the prefetches and batches of the iterators that calls make; False if not all are seen.
-
-    `handles` are these calls, to which this adds all expressions with one of the iterators.
-    """
+    """Add the prefetches and batches of iterators that calls make; False if not all are seen."""
+    # `handles` are these calls, to which this adds all expressions with one of the iterators.
     for handle in handles:
         outer: Any = module.parent(handle)
         name = _callee(module, outer)
