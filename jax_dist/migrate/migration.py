@@ -138,10 +138,8 @@ class _File:
         return self._project.module(source), result.places, changed_reads
 
     def _apply_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
-        """Return the bytes of the file with all fixes made, and those that they make possible.
-
-        Imports and definitions that are now unused are removed.
-        """
+        """Return the bytes of the file with all fixes made, and those that they make possible."""
+        # Without imports and definitions that are now unused.
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:

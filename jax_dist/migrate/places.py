@@ -83,5 +83,5 @@ class PlannedPlace:
     @classmethod
     def leave(cls, module: Module, node: ast.expr, error: CannotMigrate) -> "PlannedPlace":
         """Return the place of a pmap that stays as it is, with the reason that `error` gives."""
-        fields = {"reason": error.reason, "by_hand": error.by_hand}
+        fields = {"reason": error.reason, "by_hand": error.by_hand, "is_mapped": True}
         return cls(Place.make(module, node, _codes.PMAP_CALL, "left", **fields))

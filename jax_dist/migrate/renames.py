@@ -5,6 +5,7 @@ a pmap: inside a jit neither could place its arguments. Each target takes what t
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,10 +140,8 @@ class Renaming:
 def places_of_rules(
     module: Module, jax: Version | None, codes: frozenset[Code] = CODES
 ) -> list[PlannedPlace]:
-    """Return a place for each finding of the lint rules `codes`; see `Renaming.plan` for `jax`.
-
-    Safe fixes are made, and those that remove a jit around a pmap; other findings are left.
-    """
+    """Return a place for each finding of the lint rules `codes`; see `Renaming.plan` for `jax`."""
+    # Safe fixes are made, and those that remove a jit around a pmap; other findings are left.
     return [plan_finding(finding) for finding in linter.check_module(module, codes, jax)]
 
 
@@ -157,10 +156,8 @@ def plan_finding(finding: Finding) -> PlannedPlace:
 
 
 def axes_of_batch_norms(module: Module) -> list[PlannedPlace]:
-    """Return each `BatchNorm(axis_name="batch")`, with the removal of the axis.
-
-    In plain jit, its statistics are those of the whole batch, for which pmap needed the axis.
-    """
+    """Return each `BatchNorm(axis_name="batch")`, with the removal of the axis."""
+    # In plain jit, its statistics are those of the whole batch, for which pmap needed the axis.
     places: list[PlannedPlace] = []
     for call in module.nodes(ast.Call):
         names = map(module.qualified_name, [call.func, *call.args[:1]])  # the second of a partial
@@ -173,9 +170,16 @@ def axes_of_batch_norms(module: Module) -> list[PlannedPlace]:
 
 
 def remove_argument(module: Module, keyword: ast.keyword) -> list[Edit]:
-    """Return the edits that remove an argument by name, one of several, from its call."""
+    """Return the edits that remove an argument by name from its call."""
     call: Any = module.parent(keyword)
-    return new_imports.remove_items(module, [*call.args, *call.keywords], [keyword])
+    arguments, (before, after) = [*call.args, *call.keywords], module.margins(keyword)
+    if not before.strip() and re.match(r",?\s*(#|$)", after):  # on lines of its own
+        return [module.line_edit(keyword)]
+    if arguments == [keyword]:
+        return [Edit(module.span(call.func)[1], module.span(call)[1], "()")]
+    if not before.strip() and after.startswith(")") and "#" in module.text(call):
+        return [Edit(*module.span(keyword), "")]  # a comment of another argument stays
+    return new_imports.remove_items(module, arguments, [keyword])
 
 
 def replaced_names(module: Module, function: str, target: Target) -> tuple[str, ...]:
