@@ -42,9 +42,7 @@ def changed_reads(module: Module, nodes: Collection[ast.AST]) -> ChangedReads:
     if not source.path.endswith(".py") or source.written(source.code) != source.code:
         return {}
     spans_by_line: dict[int, list[tuple[int, int]]] = {}
-    for node in nodes:
-        if not is_read(node) or not module.holds(node):
-            continue
+    for node in (x for x in nodes if is_read(x) and module.holds(x)):
         around = list(module.ancestors(node))
         is_in_text = any(isinstance(outer, ast.JoinedStr | ast.pattern) for outer in around)
         if not is_in_text and not any(outer in nodes for outer in around):

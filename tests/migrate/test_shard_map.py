@@ -465,6 +465,15 @@ _LAYOUTS = {
         "# The step.\n@functools.partial(jax.jit, static_argnums=(1,))  # slow\ndef step(x, n):\n"
         "    return jax.shard_map(\n        lambda x: _step(x, n),\n",
     ),
+    "a bare tuple whose first item is in parentheses": (
+        "@jax.pmap\ndef f(x):\n    return (x + 1), x\n\n\nprint(f(xs))\n",
+        "return jax.tree.map(lambda x: x[None], ((x + 1), x))\n",
+    ),
+    "comments between the arguments of calls": (
+        "def main(w, x):\n    w = jax_utils.replicate(  # copies\n        w  # of a state\n    )\n"
+        "    return jax.pmap(jnp.add)(  # add\n        w, x  # to it\n    )\n",
+        "    # copies\n    # of a state\n    w = jax.device_put(w, ",
+    ),
 }
 
 
@@ -508,6 +517,14 @@ def test_every_program_has_both_targets():
         assert {path.stem for path in folder.glob("after_*.py")} >= {"after_shard_map", "after_jit"}
 
 
+@pytest.mark.parametrize("sizes", ["(n, 2, -1) + x.shape[1:]", "(n, 2, k, *x.shape[1:])"])
+def test_a_batch_that_gets_two_dimensions_keeps_them(sizes: str):
+    text = f"n, k = jax.device_count(), 4\nx = x.reshape({sizes})\nprint(jax.pmap(f)(x))\n"
+    after = golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+    assert f"x.reshape({sizes})" in after
+
+
 _MODEL = """\
 import functools
 from flax import linen as nn
@@ -518,6 +535,13 @@ norm = functools.partial(
     axis_name="batch",
 )
 layer = functools.partial(nn.Dense, axis_name="batch")
+"""
+_SINGLE = 'from flax import linen as nn\n\nlayer = nn.BatchNorm(axis_name="batch")\n'
+_COMMENTED = """\
+from flax import linen as nn
+
+layer = nn.BatchNorm(momentum=0.9,  # of the mean
+                     axis_name="batch")
 """
 
 
@@ -535,3 +559,26 @@ def test_batch_norms_lose_the_axis_if_all_steps_are_plain_jits(
     changed = [file.after.decode() for file in files if file.path == str(model)]
     without = _MODEL.replace('    axis_name="batch",\n', "", 1)
     assert (forms, changed) == ([form], [without] if form == "jit" else [])
+
+
+@pytest.mark.parametrize("model", [_SINGLE, _COMMENTED])
+def test_the_axis_of_a_batch_norm_goes_alone(tmp_path: pathlib.Path, model: str):
+    (tmp_path / "model.py").write_text(model)
+    body = 'return w - jax.lax.pmean(x.mean(0), "i")'
+    (tmp_path / "train.py").write_text(_HEAD + _STEP.format(body=body, more="", keys=""))
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    files = migration.migrate(paths, MigrationOptions("jit"))
+
+    assert files[0].after.decode() == model.replace('axis_name="batch"', "")
+
+
+def test_batch_norms_keep_the_axis_if_a_pmap_stays(tmp_path: pathlib.Path):
+    (tmp_path / "model.py").write_text(_MODEL)
+    body = 'return w - jax.lax.pmean(x.mean(0), "i")'
+    text = _HEAD + _STEP.format(body=body, more="", keys="") + "\n\nother(jax.pmap(step))\n"
+    (tmp_path / "train.py").write_text(text)
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    files = migration.migrate(paths, MigrationOptions("jit"))
+
+    assert {place.status for file in files for place in file.places} == {"done", "left"}
+    assert "model.py" not in {pathlib.Path(file.path).name for file in files}

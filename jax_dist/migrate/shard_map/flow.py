@@ -113,9 +113,8 @@ def get_metrics_calls(module: Module, item: ast.expr) -> list[ast.Call]:
 def loop_item(module: Module, read: ast.expr) -> ast.Name | None:
     """Return the target `y` of `for name, y in x.items()`, where `read` is `x`; else None."""
     items = module.parent(read)
-    if not isinstance(items, ast.Attribute) or items.attr != "items":
-        return None
-    match getattr(module.parent(module.parent(items)), "target", None):
+    loop = module.parent(module.parent(items)) if scopes.last_name(items) == "items" else None
+    match getattr(loop, "target", None):
         case ast.Tuple(elts=[_, ast.Name() as item]):
             return item
     return None

@@ -33,8 +33,7 @@ class FunctionWriter:
             self._writer.replace(site.node, self._writer.render(call, site.node))
         else:
             self._write_decorator(mapped)
-        if comments := self._writer.comments(site.node, [*site.arguments.values(), site.fun]):
-            self._writer.insert_above(site.node, comments)
+        self._writer.move_comments(site.node, [*site.arguments.values(), site.fun])
 
     def _jit_call(self, mapped: Pmapped, fun: str) -> NewCall:
         """Return `jax.jit(jax.shard_map(fun, ...))`, or `jax.jit(fun, in_shardings=..., ...)`."""
@@ -47,9 +46,8 @@ class FunctionWriter:
             function = fun = self._define_on_device(mapped, fun)
         elif mapped.keyword_only:
             call = self._make_call(mapped, fun)
-            function = NewCall(
-                f"lambda {', '.join(mapped.parameters)}: {call.name}", call.arguments
-            )
+            head = f"lambda {', '.join(mapped.parameters)}: {call.name}"
+            function = NewCall(head, call.arguments)
         if mapped.static_argnums and not is_plain:
             function = self._writer.free_name(f"{_base_name(mapped)}_over_devices")
             self._writer.insert_above(at, [self._define_over_devices(mapped, function, fun)])

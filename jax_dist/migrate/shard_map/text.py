@@ -83,6 +83,7 @@ class Writer:
 
     def replace_arguments(self, call: ast.Call, arguments: Sequence[Expression]) -> None:
         """Put other arguments, which have the edits inside of the old ones, into a call."""
+        self.move_comments(call, [call.func, *call.args, *(x.value for x in call.keywords)])
         before, after = self.module.margins(call)
         # Of `pmap(f)(x)`, `pmap(f)` may be several lines by now: `(x)` stands behind the last.
         _, is_broken, function = self.text(call.func).rpartition("\n")
@@ -95,6 +96,7 @@ class Writer:
 
     def replace_around(self, node: Any, inner: Any, before: str = "", after: str = "") -> None:
         """Edit `unreplicate(x)` to `before x after`; other edits may change `inner`, the `x`."""
+        self.move_comments(node, [inner])
         (start, end), (inner_start, inner_end) = self.module.span(node), self.module.span(inner)
         outer = self.module.parent(node)
         is_operand = isinstance(outer, _OPERATIONS | ast.Attribute | ast.Subscript)
@@ -108,8 +110,9 @@ class Writer:
         inner = inner or node
         code = self.module.text(inner)
         filler = re.sub(".", HOLE, code)  # has the size of the code
-        is_bare = isinstance(inner, ast.Tuple) and not code.startswith("(")  # `return a, b`
-        hole = f"({filler})" if is_bare else filler
+        # `return a, b` and `return (a), b` have no parentheses that `f` would make a call with.
+        is_call = code[0] == "(" and isinstance(ast.parse(f"f{code}", mode="eval").body, ast.Call)
+        hole = f"({filler})" if isinstance(inner, ast.Tuple) and not is_call else filler
         call = NewCall(call.name, [str(x).replace(HOLE, hole) for x in call.arguments])
         before, _ = self.module.margins(node)  # what is in front of it on its line
         indent = indentation(before)
@@ -231,8 +234,9 @@ class Writer:
 
     def _start(self, statement: ast.stmt) -> int:
         """Return the offset where a statement begins, with its decorators."""
-        span, decorators = self.module.span, getattr(statement, "decorator_list", ())
-        return span(decorators[0])[0] - len("@") if decorators else span(statement)[0]
+        first = [*getattr(statement, "decorator_list", ()), statement][0]
+        start, sign = self.module.span(first)[0], b"" if first is statement else b"@"
+        return self.module.source.code.rindex(sign, 0, start)
 
     def import_name(self, dotted: str, at: ast.AST, alias: str = "") -> str:
         """Return how to write "jax.jit" at a node, `jax.jit` or `jit`, and record its import."""
@@ -298,8 +302,8 @@ class Writer:
                 rows.append(f"{variable} = {named}({mesh.variable}, {spec})")
             self.insert_above(statement, rows, first=True)
 
-    def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
-        """Return the comments of a node that is replaced, but not those inside its `kept` parts."""
+    def move_comments(self, node: Any, kept: Iterable[Any]) -> None:
+        """Insert the comments of a node above its statement, without those of its `kept` parts."""
         start, end = self.module.span(node)
         code = bytearray(self.module.source.code[start:end])
         for part_start, part_end in map(self.module.span, filter(self.module.holds, kept)):
@@ -307,7 +311,8 @@ class Writer:
             code[part] = code[part].replace(b"#", b" ")
         text = f"({code.decode()})"  # so that lines of a decorator are one expression
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        return [token.string for token in tokens if token.type == tokenize.COMMENT]
+        if comments := [token.string for token in tokens if token.type == tokenize.COMMENT]:
+            self.insert_above(node, comments)
 
 
 def indentation(line: str) -> str:
