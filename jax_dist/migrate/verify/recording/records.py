@@ -8,6 +8,7 @@ corner.
 import functools
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ class RecordWriter:
         # Both stay open until the process ends, however it does.
         self._calls = open(folder / "calls.jsonl", "a", buffering=1)  # noqa: SIM115
         self._arrays = open(folder / "arrays", "wb")  # noqa: SIM115
+        self._known: dict[int, Any] = {}  # by id of an array: reference, fields, if it is whole
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write one call, whose arrays were described before."""
@@ -74,12 +76,16 @@ class RecordWriter:
         numbers = jax.Array | np.ndarray | np.generic | int | float | complex | bool
         leaves: list[dict[str, Any]] = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            if isinstance(leaf, numbers):
+            reference, fields, is_whole = self._known.get(id(leaf), (lambda: None, {}, False))
+            if reference() is leaf and is_whole >= keep_all:
+                pass  # the program hands it on, and its elements never change
+            elif isinstance(leaf, numbers):
                 fields = self._describe_array(leaf, is_argument=is_argument, keep_all=keep_all)
-            else:
+                if isinstance(leaf, jax.Array):
+                    self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
+            else:  # without an address, which differs from run to run
                 type_name, text = type(leaf).__name__, repr(leaf)[:200]
-                has_address = " at 0x" in text  # which differs from run to run
-                fields = {"dtype": type_name, "text": type_name if has_address else text}
+                fields = {"dtype": type_name, "text": type_name if " at 0x" in text else text}
             leaves.append({"path": jax.tree_util.keystr(path), **fields})
         return leaves
 
@@ -98,8 +104,7 @@ class RecordWriter:
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
             array = array.astype(dtype, copy=False)
         device_count = jax.local_device_count()
-        is_divisible = array.size % device_count == 0
-        part_digests = _digests(array.reshape(device_count, -1) if is_divisible else [array])
+        parts = array.reshape(device_count, -1) if array.size % device_count == 0 else [array]
         rows = _digests(array) if array.ndim > 0 and len(array) <= device_count else []
         are_rows_equal = len(rows) > 1 and len(set(rows)) == 1
         value = array[0] if are_rows_equal else array  # `_load` repeats the row
@@ -107,14 +112,9 @@ class RecordWriter:
             value = value[(slice(_CORNER),) * value.ndim]
         offset, is_numpy_type = self._arrays.tell(), value.dtype.kind != "V"  # bfloat16 is none
         np.save(self._arrays, value if is_numpy_type else value.astype(np.float32))
-        return {
-            "dtype": str(dtype),
-            "shape": array.shape,
-            "digest": hashlib.sha256("".join(part_digests).encode()).hexdigest()[:16],
-            "rows": rows,
-            "copies": _digests(copies),
-            "offset": offset,
-        }
+        digest = hashlib.sha256("".join(_digests(parts)).encode()).hexdigest()[:16]
+        fields = {"dtype": str(dtype), "shape": array.shape, "digest": digest, "rows": rows}
+        return {**fields, "copies": _digests(copies), "offset": offset}
 
 
 def _digests(arrays: Sequence[Any]) -> list[str]:
