@@ -45,6 +45,7 @@ def migrate(
     """
     project = Project(tuple(paths))
     migrated: list[FileMigration] = []
+    has_batch_norms = False
     for number, path in enumerate(paths, start=1):
         try:
             data = sources.read_bytes(path)
@@ -52,6 +53,7 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             migrated.append(FileMigration(path, b"", b"", problem=problem))
             continue
+        has_batch_norms = has_batch_norms or b"BatchNorm" in data
         words = (*_WORDS, b"BatchNorm") if options.drops_axis else _WORDS
         if any(word in data for word in words) or linter.likely(data, renames.CODES):
             result = migrate_text(path, data, options, project)
@@ -60,7 +62,7 @@ def migrate(
         progress(number, len(paths))
     # Batch norms over the mapped axis lose it if no function maps it any more: in a second pass.
     forms = {place.form for file in migrated for place in file.places if place.is_mapped}
-    if forms == {"jit"} and not options.lines and not options.drops_axis:
+    if has_batch_norms and forms == {"jit"} and not options.lines and not options.drops_axis:
         return migrate(paths, dataclasses.replace(options, drops_axis=True))
     return [*migrated, *vendored.new_modules(migrated)]
 
@@ -139,7 +141,6 @@ class _File:
 
     def _apply_fixes(self, module: Module, planned: list[PlannedPlace]) -> bytes:
         """Return the bytes of the file with all fixes made, and those that they make possible."""
-        # Without imports and definitions that are now unused.
         for _ in range(_ROUNDS):
             fixes = [*dict.fromkeys(place.fix for place in planned if place.fix is not None)]
             if not fixes:

@@ -5,7 +5,7 @@ The JSON is one object:
   to: the target
   summary: files (with places or problems), changed, done, left (places), problems
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
-  comments: [{path, line, text}]: comments and docstrings that speak of pmap, of the file after
+  comments: [{path, line, text}]: lines with a comment on pmap, of the file after
   places: [{path, line, cell, code, status, form, what, reason, by_hand}]; line is of the file
     before (in a notebook: of the cell, counted from 1)
   verification: what the runs showed, or null; its `review` lists the lines that touch a changed

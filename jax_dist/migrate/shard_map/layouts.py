@@ -179,17 +179,15 @@ class Layouts:
 
     def _stack_unequal_batches(self) -> None:
         """Make the batches of split iterators STACKED unless all of them are SHARDED."""
-        variables = {part.node: x for x in self._variables.all for part in x.definitions}
         for iterators in self._variables.split_iterators:
             if not self.drops_split(iterators):
-                batches = filter(None, map(variables.get, iterators.batches))
+                batches = filter(None, map(self._variables.of_definition.get, iterators.batches))
                 self.of_variable |= dict.fromkeys(batches, Layout.STACKED)
 
     def drops_split(self, iterators: SplitIterators) -> bool:
         """Return whether all batches of iterators are SHARDED, so that the program splits none."""
-        items = self.of_variable.items()
-        layouts = {part.node: layout for x, layout in items for part in x.definitions}
-        return all(layouts.get(batch) is Layout.SHARDED for batch in iterators.batches)
+        batches = map(self._variables.of_definition.get, iterators.batches)
+        return all(x is not None and self.of_variable[x] is Layout.SHARDED for x in batches)
 
 
 def _takes(node: ast.AST, variable: Variable) -> bool:

@@ -127,10 +127,9 @@ class Placements:
         # Of `shard(x)` or `replicate(x)`, which gave `x` the axis that pmap needed, it places `x`.
         variable, change = self._variables.find(argument), self._changes.find(argument)
         is_plain_jit = mapped in self._plan.plain_jits
-        is_placed = argument in self._plan.mapped_by_call and not is_plain_jit  # by that call
-        if variable is not None and self._is_placed_at_definition(variable):
-            is_placed = True
-        if is_placed or not mapped.is_mapped(position):
+        is_placed = variable is not None and self._is_placed_at_definition(variable)
+        is_result = argument in self._plan.mapped_by_call and not is_plain_jit  # of another call
+        if is_placed or is_result or not mapped.is_mapped(position):
             return None
         operand = self._writer.text(argument if change is None else change.operand)
         if is_plain_jit and change is not None and change.kind is Kind.KEYS:  # `split(x, n)`

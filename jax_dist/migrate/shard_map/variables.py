@@ -112,6 +112,7 @@ class Variables:
         for variable in self.all:
             variable.definitions = [*{x.node: x for x in variable.definitions}.values()]
             variable.uses = [*{x.node: x for x in variable.uses}.values()]
+        self.of_definition = {part.node: x for x in self.all for part in x.definitions}
 
     def find(self, node: ast.expr) -> Variable | None:
         """Return the variable of `x`, `self.x` or a part such as `x["w"]`; None if it has none."""

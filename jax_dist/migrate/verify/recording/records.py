@@ -82,7 +82,8 @@ class RecordWriter:
             elif isinstance(leaf, numbers):
                 fields = self._describe_array(leaf, is_argument=is_argument, keep_all=keep_all)
                 if isinstance(leaf, jax.Array):
-                    self._known[id(leaf)] = weakref.ref(leaf), fields, keep_all
+                    forget = functools.partial(self._known.pop, id(leaf))  # once it is gone
+                    self._known[id(leaf)] = weakref.ref(leaf, forget), fields, keep_all
             else:  # without an address, which differs from run to run
                 type_name, text = type(leaf).__name__, repr(leaf)[:200]
                 fields = {"dtype": type_name, "text": type_name if " at 0x" in text else text}
